@@ -1,0 +1,71 @@
+"""The first schema. `tables.py` holds the same as models; a test compares them on both engines.
+
+Hot tables (`ready`, `scheduled`, `lease`) hold only what waits, sleeps or runs, without foreign keys: rows go through them
+at thousands a second, and the store's own moves are their only writers. `invocation` is wide and cold.
+"""
+
+C = ' collate "C"'
+
+TABLES = """
+create table lattice_namespace (
+    id {serial}, name text{c} not null, wake_id text not null, created_at bigint not null);
+create table lattice_queue (
+    id {serial}, namespace_id bigint not null references lattice_namespace (id), name text{c} not null,
+    kind text not null, state text not null, retention_ms bigint, dlq_capacity bigint, dlq_on_full text not null,
+    created_at bigint not null, updated_at bigint not null);
+create table lattice_invocation (
+    seq {serial}, id {uuid} not null, queue_id bigint not null, actor text{c} not null, body {bytes} not null,
+    priority integer not null, key text{c}, submitted_at bigint not null, deadline_at bigint,
+    state smallint not null, finished_at bigint, attempt integer not null, error text, traceback text,
+    result {bytes}, entry_id bigint, unknown_since bigint);
+create unique index lattice_namespace_name on lattice_namespace (name);
+create unique index lattice_queue_namespace_id_name on lattice_queue (namespace_id, name);
+create unique index lattice_invocation_id on lattice_invocation (id);
+create unique index lattice_invocation_key on lattice_invocation (queue_id, key) where key is not null;
+create table lattice_ready (
+    queue_id bigint not null, seq bigint not null, priority integer not null, attempt integer not null,
+    flags smallint not null, primary key (queue_id, seq)){rowless};
+create table lattice_scheduled (
+    queue_id bigint not null, due_at bigint not null, seq bigint not null, priority integer not null,
+    attempt integer not null, flags smallint not null, primary key (queue_id, due_at, seq)){rowless};
+create unique index lattice_scheduled_seq on lattice_scheduled (seq);
+create table lattice_lease (
+    worker_id bigint not null, seq bigint not null, batch bigint not null, queue_id bigint not null,
+    priority integer not null, attempt integer not null, flags smallint not null, claimed_at bigint not null,
+    primary key (worker_id, seq)){rowless};
+create table lattice_worker (
+    id {serial}, namespace_id bigint not null, host text not null, pid integer not null, threads integer not null,
+    queues text not null, actors text not null, version text not null, state text not null, beat bigint not null,
+    started_at bigint not null, seen_at bigint not null);
+create table lattice_counter (
+    key text{c} primary key, value bigint not null, expires_at bigint not null);
+create table lattice_tree (
+    id {serial}, name text{c} not null, kind text not null, created_at bigint not null);
+create unique index lattice_tree_name on lattice_tree (name);
+create table lattice_tree_row (
+    tree_id bigint not null, key text{c} not null, value {bytes} not null, primary key (tree_id, key)){rowless};
+create table lattice_fifo_head (
+    tree_id bigint primary key, floor bigint not null, next_id bigint not null, count bigint not null);
+create table lattice_fifo_pin (
+    tree_id bigint not null, entry_id bigint not null, primary key (tree_id, entry_id)){rowless}
+"""
+
+POSTGRES = {"serial": "bigserial primary key", "uuid": "uuid", "bytes": "bytea", "c": C, "rowless": ""}
+SQLITE = {
+    "serial": "integer primary key", "uuid": "text", "bytes": "blob", "c": "", "rowless": " without rowid",
+}  # fmt: skip
+
+#: Rows live for moments: vacuum these early, so that a claim never walks many dead entries.
+HOT = """
+alter table {table} set (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000,
+    autovacuum_vacuum_cost_delay = 0)
+"""
+
+
+def up(migrator, db):
+    postgres = type(migrator).__name__.startswith("Postgres")
+    for statement in TABLES.format(**(POSTGRES if postgres else SQLITE)).split(";"):
+        db.execute_sql(statement)
+    if postgres:
+        for table in ("lattice_ready", "lattice_scheduled", "lattice_lease"):
+            db.execute_sql(HOT.format(table=table))

@@ -1,0 +1,185 @@
+"""The schema as peewee models, for reports and for the test that migrations and models agree.
+
+Models are made per engine, so that two stores in one process never share a database by accident.
+"""
+
+from types import SimpleNamespace
+from typing import Any
+
+import peewee
+
+__all__ = ["models"]
+
+
+def models(database: peewee.Database) -> Any:
+    """Every table of the schema as a model bound to this database, as attributes of one namespace."""
+
+    class Row(peewee.Model):
+        class Meta:
+            database = None
+            legacy_table_names = False
+
+    Row._meta.database = database
+    postgres = isinstance(database, peewee.PostgresqlDatabase)
+    identity = peewee.BigAutoField if postgres else peewee.AutoField
+
+    def text(**options: Any) -> peewee.TextField:
+        return peewee.TextField(collation='"C"' if postgres else None, **options)
+
+    class Namespace(Row):
+        id = identity()
+        name = text(unique=True)
+        wake_id = peewee.TextField()
+        created_at = peewee.BigIntegerField()
+
+        class Meta:
+            table_name = "lattice_namespace"
+
+    class Queue(Row):
+        id = identity()
+        namespace_id = peewee.BigIntegerField()
+        name = text()
+        kind = peewee.TextField()
+        state = peewee.TextField()
+        retention_ms = peewee.BigIntegerField(null=True)
+        dlq_capacity = peewee.BigIntegerField(null=True)
+        dlq_on_full = peewee.TextField()
+        created_at = peewee.BigIntegerField()
+        updated_at = peewee.BigIntegerField()
+
+        class Meta:
+            table_name = "lattice_queue"
+            indexes = ((("namespace_id", "name"), True),)
+
+    class Invocation(Row):
+        seq = identity()
+        id = peewee.UUIDField(unique=True)
+        queue_id = peewee.BigIntegerField()
+        actor = text()
+        body = peewee.BlobField()
+        priority = peewee.IntegerField()
+        key = text(null=True)
+        submitted_at = peewee.BigIntegerField()
+        deadline_at = peewee.BigIntegerField(null=True)
+        state = peewee.SmallIntegerField()
+        finished_at = peewee.BigIntegerField(null=True)
+        attempt = peewee.IntegerField()
+        error = peewee.TextField(null=True)
+        traceback = peewee.TextField(null=True)
+        result = peewee.BlobField(null=True)
+        entry_id = peewee.BigIntegerField(null=True)
+        unknown_since = peewee.BigIntegerField(null=True)
+
+        class Meta:
+            table_name = "lattice_invocation"
+
+    Invocation.add_index(
+        Invocation.queue_id,
+        Invocation.key,
+        unique=True,
+        where=Invocation.key.is_null(False),
+        name="lattice_invocation_key",
+    )
+
+    class Ready(Row):
+        queue_id = peewee.BigIntegerField()
+        seq = peewee.BigIntegerField()
+        priority = peewee.IntegerField()
+        attempt = peewee.IntegerField()
+        flags = peewee.SmallIntegerField()
+
+        class Meta:
+            table_name = "lattice_ready"
+            primary_key = peewee.CompositeKey("queue_id", "seq")
+
+    class Scheduled(Row):
+        queue_id = peewee.BigIntegerField()
+        due_at = peewee.BigIntegerField()
+        seq = peewee.BigIntegerField(unique=True)
+        priority = peewee.IntegerField()
+        attempt = peewee.IntegerField()
+        flags = peewee.SmallIntegerField()
+
+        class Meta:
+            table_name = "lattice_scheduled"
+            primary_key = peewee.CompositeKey("queue_id", "due_at", "seq")
+
+    class Lease(Row):
+        worker_id = peewee.BigIntegerField()
+        seq = peewee.BigIntegerField()
+        batch = peewee.BigIntegerField()
+        queue_id = peewee.BigIntegerField()
+        priority = peewee.IntegerField()
+        attempt = peewee.IntegerField()
+        flags = peewee.SmallIntegerField()
+        claimed_at = peewee.BigIntegerField()
+
+        class Meta:
+            table_name = "lattice_lease"
+            primary_key = peewee.CompositeKey("worker_id", "seq")
+
+    class Worker(Row):
+        id = identity()
+        namespace_id = peewee.BigIntegerField()
+        host = peewee.TextField()
+        pid = peewee.IntegerField()
+        threads = peewee.IntegerField()
+        queues = peewee.TextField()
+        actors = peewee.TextField()
+        version = peewee.TextField()
+        state = peewee.TextField()
+        beat = peewee.BigIntegerField()
+        started_at = peewee.BigIntegerField()
+        seen_at = peewee.BigIntegerField()
+
+        class Meta:
+            table_name = "lattice_worker"
+
+    class Counter(Row):
+        key = text(primary_key=True)
+        value = peewee.BigIntegerField()
+        expires_at = peewee.BigIntegerField()
+
+        class Meta:
+            table_name = "lattice_counter"
+
+    class Tree(Row):
+        id = identity()
+        name = text(unique=True)
+        kind = peewee.TextField()
+        created_at = peewee.BigIntegerField()
+
+        class Meta:
+            table_name = "lattice_tree"
+
+    class TreeRow(Row):
+        tree_id = peewee.BigIntegerField()
+        key = text()
+        value = peewee.BlobField()
+
+        class Meta:
+            table_name = "lattice_tree_row"
+            primary_key = peewee.CompositeKey("tree_id", "key")
+
+    class FifoHead(Row):
+        tree_id = peewee.BigIntegerField(primary_key=True)
+        floor = peewee.BigIntegerField()
+        next_id = peewee.BigIntegerField()
+        count = peewee.BigIntegerField()
+
+        class Meta:
+            table_name = "lattice_fifo_head"
+
+    class FifoPin(Row):
+        tree_id = peewee.BigIntegerField()
+        entry_id = peewee.BigIntegerField()
+
+        class Meta:
+            table_name = "lattice_fifo_pin"
+            primary_key = peewee.CompositeKey("tree_id", "entry_id")
+
+    return SimpleNamespace(**{name: cls for name, cls in locals().items() if _is_table(cls)})
+
+
+def _is_table(candidate: Any) -> bool:
+    return isinstance(candidate, type) and issubclass(candidate, peewee.Model) and candidate.__name__ != "Row"
