@@ -17,6 +17,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -24,6 +25,7 @@ import psycopg
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 START_SECONDS = 90
+RETRY_SECONDS = 5
 STOP_SECONDS = 30
 
 
@@ -75,35 +77,25 @@ class Server:
         Raises:
             Unavailable: it did not come up; the text ends with its log.
         """
-        if self.pid is not None:
-            return
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._prepare()
         deadline = time.monotonic() + START_SECONDS
         # Again when it ends at once: the children of a killed server may hold its port and memory for a moment.
-        for _ in range(20):
-            with open(self.folder / "log", "wb") as log:
-                self._process = self._launch(log.fileno())
-            self._write_state(pid=self._process.pid, port=self.port)
-            while self._process.poll() is None and time.monotonic() < deadline:
-                if self._answers():
-                    return
-                time.sleep(0.02)
-            if self._process.poll() is None:
-                break
+        retry_until = time.monotonic() + RETRY_SECONDS
+        while not self._comes_up(deadline):
+            if time.monotonic() > retry_until:
+                self.kill()
+                tail = (self.folder / "log").read_text(errors="replace")[-2000:]
+                raise Unavailable(f"the private {self.name} in {self.folder} did not start:\n{tail}")
             time.sleep(0.25)
-        self.kill()
-        tail = (self.folder / "log").read_text(errors="replace")[-2000:]
-        raise Unavailable(f"the private {self.name} in {self.folder} did not start:\n{tail}")
 
     def stop(self) -> None:
         """End it in good order, so that nothing it accepted is lost."""
-        self._end(self.stop_signal, STOP_SECONDS)
+        self._end(self.stop_signal)
         self._clear()
 
     def kill(self) -> None:
         """End it as a crash would."""
-        self._end(signal.SIGKILL, STOP_SECONDS)
+        self._end(signal.SIGKILL)
 
     def restart(self) -> None:
         self.stop()
@@ -128,17 +120,27 @@ class Server:
     def _clear(self) -> None:
         """Take down what the server needed beside itself."""
 
-    def _end(self, number: signal.Signals, seconds: float) -> None:
-        pid = self.pid
-        if pid is None:
-            return
-        os.kill(pid, number)
-        deadline = time.monotonic() + seconds
-        while self._lives(pid):
-            if time.monotonic() > deadline:
-                os.kill(pid, signal.SIGKILL)
-                deadline += seconds
+    def _comes_up(self, deadline: float) -> bool:
+        if self.pid is None:
+            self._prepare()
+            with open(self.folder / "log", "wb") as log:
+                self._process = self._launch(log.fileno())
+            self._write_state(pid=self._process.pid, port=self.port)
+        while self.pid is not None and time.monotonic() < deadline:
+            if self._answers():
+                return True
             time.sleep(0.02)
+        return False
+
+    def _end(self, number: signal.Signals) -> None:
+        pid = self.pid
+        patience = time.monotonic() + STOP_SECONDS
+        while pid is not None and self._lives(pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+            while self._lives(pid) and time.monotonic() < patience:
+                time.sleep(0.02)
+            number = signal.SIGKILL
 
     def _lives(self, pid: int) -> bool:
         if self._process is not None and self._process.pid == pid:
