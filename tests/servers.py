@@ -122,6 +122,7 @@ class Server:
 
     def _comes_up(self, deadline: float) -> bool:
         if self.pid is None:
+            find_program(self)
             self._prepare()
             with open(self.folder / "log", "wb") as log:
                 self._process = self._launch(log.fileno())
@@ -310,12 +311,12 @@ def find_program(server: type[Server] | Server) -> Path:
     Raises:
         Unavailable: it is not there and cannot be installed.
     """
-    found = _installed(server)
+    found, why_not = _installed(server), ""
     if found is None and os.geteuid() == 0 and shutil.which("apt-get"):
-        _install(server.package)
+        why_not = _install(server.package)
         found = _installed(server)
     if found is None:
-        raise Unavailable(f"{server.name} is not installed")
+        raise Unavailable(" ".join(f"{server.name} is not installed {why_not}".split()))
     return found
 
 
@@ -346,21 +347,22 @@ def _installed(server: type[Server] | Server) -> Path | None:
     return Path(on_path) if on_path else None
 
 
-def _install(package: str) -> None:
-    """Install the programs without starting the system's own service of that name."""
+def _install(package: str) -> str:
+    """Install a package without starting the system's own service; returns the complaint, empty when it went well."""
     policy = Path("/usr/sbin/policy-rc.d")
     is_ours = not policy.exists()
     if is_ours:
         policy.write_text("#!/bin/sh\nexit 101\n")
         policy.chmod(0o755)
-    install = ["apt-get", "install", "-qq", "--no-install-recommends", "-o", "DPkg::Lock::Timeout=300", package]
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    apt = ["apt-get", "-qq", "-o", "DPkg::Lock::Timeout=300"]
     try:
-        for command in (["apt-get", "update", "-qq"], install):
-            subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+        for command in ([*apt, "update"], [*apt, "install", "--no-install-recommends", package]):
+            done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     finally:
         if is_ours:
             policy.unlink()
+    return f"(apt: {done.stderr.strip()})" if done.returncode else ""
 
 
 def unprivileged() -> dict[str, Any]:

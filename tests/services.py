@@ -6,6 +6,7 @@ share one server: the first starts it, the last stops it.
 
     python -m tests.services up              start both and leave them running
     python -m tests.services down            stop them, unless another run still uses them
+    python -m tests.services clean           stop them and remove their data
     python -m tests.services run COMMAND...  start both, run the command with their addresses, stop them
 """
 
@@ -190,10 +191,12 @@ def main(arguments: Sequence[str]) -> int:
                     keep(service, folder_of(kind))
                     print("export {}='{}'".format(*_variable(kind, service)))
                 return 0
-            case ["down"]:
-                for kind in KINDS:
+            case ["down" | "clean" as verb]:
+                for kind in filter(_has_folder, KINDS):
                     if not release(choose(kind), folder_of(kind)):
                         print(f"{kind.name} is still in use; whoever leaves last stops it", file=sys.stderr)
+                    elif verb == "clean":
+                        shutil.rmtree(folder_of(kind))
                 return 0
             case ["run", *command] if command:
                 return _run(command)
@@ -213,6 +216,10 @@ def _run(command: Sequence[str]) -> int:
         signal.signal(signal.SIGINT, lambda *_: None)
         signal.signal(signal.SIGTERM, lambda *_: child.terminate())
         return child.wait()
+
+
+def _has_folder(kind: type[Server]) -> bool:
+    return folder_of(kind).exists()
 
 
 def _variable(kind: type[Server], service: Service) -> tuple[str, str]:
