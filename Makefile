@@ -41,8 +41,8 @@ soak: .venv/.test ## the long fault tests
 	@$(BIN)/python -m pytest -m soak
 
 clean: ## stop the services, remove everything that was made here
-	@if [ -e .venv/.test ]; then $(SERVICES) down; fi
-	@rm -rf .venv .services .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist *.egg-info
+	@if [ -e .venv/.test ]; then $(SERVICES) clean; fi
+	@rm -rf .venv .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/.run: setup.cfg pyproject.toml
