@@ -43,6 +43,7 @@ soak: .venv/.test ## the long fault tests
 clean: ## stop the services, remove everything that was made here
 	@if [ -e .venv/.test ]; then $(SERVICES) clean; fi
 	@rm -rf .venv .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist *.egg-info
+	@rmdir .services 2>/dev/null || true
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/.run: setup.cfg pyproject.toml
