@@ -268,7 +268,10 @@ def test_the_table_of_events_is_what_is_emitted() -> None:
         if name in EVENTS and not all("**" in fields or fields == set(EVENTS[name].fields) for fields in used)
     }
 
-    assert sorted(emitted) == sorted(EVENTS)
+    said = {node.value for path, node in nodes(HOUSE, kind=ast.Constant) if path != HOUSE / "telemetry.py"}
+
+    assert emitted.keys() - EVENTS.keys() == set()
+    assert EVENTS.keys() - said == set()
     assert wrong_fields == {}
 
 
