@@ -1,0 +1,1 @@
+"""The shelf of letters that failed for good: parked, looked at, replayed, discarded."""

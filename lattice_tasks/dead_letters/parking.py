@@ -1,0 +1,185 @@
+"""Putting dead letters on a queue's shelf, and what becomes of one whose replay has ended.
+
+Everything here runs inside the caller's transaction, next to the states of the invocations it is about, and costs a
+constant number of statements however many letters there are. Events are the caller's, after its commit: `announce`
+has them in the order that a reader can add up.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from lattice_tasks import clock
+from lattice_tasks.dead_letters import entry
+from lattice_tasks.dead_letters.entry import REASONS, DeadLetter, Life
+from lattice_tasks.errors import InvalidInput
+from lattice_tasks.fifo import Fifo, Row, require_capacity
+from lattice_tasks.store.engine import Session
+from lattice_tasks.telemetry import Telemetry
+
+__all__ = [
+    "EVICT",
+    "ON_FULL",
+    "REFUSE",
+    "Evicted",
+    "Parking",
+    "ShelfSpec",
+    "announce",
+    "fail_replay",
+    "fail_replays",
+    "finish_replay",
+    "finish_replays",
+    "letter_of",
+    "park",
+    "shelf_fifo",
+]
+
+#: What a full shelf does: lose its oldest letter, or take no more.
+EVICT, REFUSE = "evict", "refuse"
+ON_FULL = (EVICT, REFUSE)
+
+
+@dataclass(frozen=True, slots=True)
+class ShelfSpec:
+    """Which shelf, and its rules as they are now: they are read with each park, so a change counts at once.
+
+    Attributes:
+        queue_id: of the task queue.
+        capacity: at least 1.
+        on_full: `evict` or `refuse`.
+    """
+
+    queue_id: int
+    capacity: int = 1_000
+    on_full: str = EVICT
+
+    def __post_init__(self) -> None:
+        require_capacity(self.capacity, f"{self.queue_id} (shelf)")
+        if self.capacity is None or self.on_full not in ON_FULL:
+            raise InvalidInput(
+                f"shelf of queue {self.queue_id}: capacity={self.capacity!r}, on_full={self.on_full!r}; "
+                f"a shelf is bounded, and on_full is {' or '.join(ON_FULL)}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """A letter that had to go. Its invocation becomes `discarded`; with `seq` 0 (an entry that could not be read) it
+    is the one of the queue that names this `entry_id`."""
+
+    entry_id: int
+    task_id: str
+    seq: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Parking:
+    """What a park did.
+
+    Attributes:
+        entry_ids: one per letter, in order; None: no place, its invocation is `held`.
+        evicted: oldest first. It holds letters of this very park when they were more than the shelf takes: their
+            ids are in `entry_ids` as well.
+    """
+
+    entry_ids: tuple[int | None, ...]
+    evicted: tuple[Evicted, ...]
+
+
+def shelf_fifo(session: Session, queue_id: int) -> Fifo:
+    """The FIFO under the shelf of a task queue."""
+    return Fifo(session, f"_lattice_dlq_{queue_id}")
+
+
+def letter_of(row: Row) -> DeadLetter:
+    """The letter in a row of a shelf."""
+    return entry.decode(row.entry_id, row.value, row.is_pinned)
+
+
+def park(session: Session, shelf: ShelfSpec, letters: Sequence[DeadLetter]) -> Parking:
+    """Put letters on the shelf; `parked_at` becomes the store's now.
+
+    At the bound the oldest unpinned letters go; a pinned one is being replayed and stays. When the shelf refuses, or
+    all it holds is pinned, a letter finds no place.
+
+    Raises:
+        InvalidInput: a reason that is not one of `REASONS`.
+    """
+    for letter in letters:
+        if letter.reason not in REASONS:
+            raise InvalidInput(f"task {letter.task_id}: reason {letter.reason!r} is none of {', '.join(REASONS)}")
+    if not letters:
+        return Parking((), ())
+    with shelf_fifo(session, shelf.queue_id).held() as held:
+        parked_at = clock.from_us(held.now_us)
+        values = [entry.encode(msgspec.structs.replace(letter, parked_at=parked_at)) for letter in letters]
+        appended = held.append(values, shelf.capacity, evicts=shelf.on_full == EVICT)
+    gone = (letter_of(row) for row in appended.evicted)
+    evicted = tuple(Evicted(letter.entry_id, letter.task_id, letter.seq, letter.reason) for letter in gone)
+    return Parking(appended.ids, evicted)
+
+
+def finish_replays(session: Session, queue_id: int, entry_ids: Sequence[int]) -> list[DeadLetter]:
+    """Remove the letters of replays that succeeded, with their pins; returns those that were there, ascending."""
+    if not entry_ids:
+        return []
+    with shelf_fifo(session, queue_id).held() as held:
+        return [letter_of(row) for row in held.remove(entry_ids)]
+
+
+def fail_replays(session: Session, queue_id: int, lives: Mapping[int, Life]) -> list[DeadLetter]:
+    """Unpin the letters of replays that failed; each keeps its id and its place and gets one more life.
+
+    A letter that is not pinned is not being replayed: a second failure of one replay changes nothing.
+
+    Returns:
+        The letters as they now are, ascending.
+    """
+    if not lives:
+        return []
+    with shelf_fifo(session, queue_id).held() as held:
+        parked_at = clock.from_us(held.now_us)
+        letters = []
+        for row in held.get(list(lives)):
+            letter = letter_of(row)
+            if not row.is_pinned:
+                continue
+            if letter.is_readable:
+                life = msgspec.structs.replace(lives[row.entry_id], parked_at=parked_at)
+                letter = entry.with_life(letter, life)
+            letters.append(msgspec.structs.replace(letter, is_replaying=False))
+        held.replace({letter.entry_id: entry.encode(letter) for letter in letters if letter.is_readable})
+        held.unpin([letter.entry_id for letter in letters])
+    return letters
+
+
+def finish_replay(session: Session, queue_id: int, entry_id: int) -> DeadLetter | None:
+    """`finish_replays` of one; None when it was not there."""
+    return next(iter(finish_replays(session, queue_id, [entry_id])), None)
+
+
+def fail_replay(session: Session, queue_id: int, entry_id: int, life: Life) -> bool:
+    """`fail_replays` of one; False when it was not being replayed."""
+    return bool(fail_replays(session, queue_id, {entry_id: life}))
+
+
+def announce(telemetry: Telemetry, shelf: str, letters: Sequence[DeadLetter], parking: Parking) -> None:
+    """Emit a park's events, once it has committed: what was evicted, then what was parked, then what found no place.
+
+    Args:
+        shelf: the queue's name.
+        letters: those that were given to `park`.
+    """
+    for gone in parking.evicted:
+        telemetry.emit(
+            "dead_letter.evicted", shelf=shelf, entry_id=gone.entry_id, task_id=gone.task_id, reason=gone.reason
+        )
+    for letter, entry_id in zip(letters, parking.entry_ids, strict=True):
+        if entry_id is None:
+            telemetry.emit("task.held", queue=shelf, task_id=letter.task_id)
+        else:
+            telemetry.emit(
+                "dead_letter.enqueued", shelf=shelf, entry_id=entry_id, task_id=letter.task_id, reason=letter.reason
+            )

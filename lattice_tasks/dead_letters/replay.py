@@ -1,0 +1,104 @@
+"""Choosing the letters that an operator may replay or discard now, and taking them, inside the caller's transaction.
+
+The shelf's head is held, so of two operators one wins and the other is told. A replay leaves the letter where it is,
+pinned: no eviction, no discard and no second replay until the replay has ended. What happens to the invocation is the
+caller's; of those it may touch, as the order of locks is, only the ones of the letters it is given here: they are
+parked, so no settle holds them.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import msgspec
+
+from lattice_tasks.dead_letters.entry import DeadLetter
+from lattice_tasks.dead_letters.parking import letter_of, shelf_fifo
+from lattice_tasks.errors import AlreadyHandled, InvalidOperation
+from lattice_tasks.fifo import Held
+from lattice_tasks.store.engine import Session
+
+__all__ = ["Answer", "Chosen", "Outcome", "begin_replay", "begin_replays", "take_off", "the_only"]
+
+
+class Outcome(StrEnum):
+    """What became of one id of a bulk replay or discard."""
+
+    DONE = "done"
+    UNKNOWN = "unknown"
+    ALREADY_HANDLED = "already_handled"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One id's outcome; `detail` says why it was not done."""
+
+    entry_id: int
+    outcome: Outcome
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The letters that may be worked on, ascending, and the answers for all other ids that were asked for."""
+
+    letters: tuple[DeadLetter, ...]
+    answers: tuple[Answer, ...]
+
+
+def begin_replays(session: Session, queue_id: int, entry_ids: Sequence[int]) -> Chosen:
+    """Pin the letters that nobody replays yet. The caller then puts their invocations back to work."""
+    with shelf_fifo(session, queue_id).held() as held:
+        chosen = _choose(held, entry_ids, only_readable=True)
+        held.pin([letter.entry_id for letter in chosen.letters])
+    replaying = tuple(msgspec.structs.replace(letter, is_replaying=True) for letter in chosen.letters)
+    return Chosen(replaying, chosen.answers)
+
+
+def begin_replay(session: Session, queue_id: int, entry_id: int) -> DeadLetter | None:
+    """Pin one letter; None when there is none of this id.
+
+    Raises:
+        AlreadyHandled: it is being replayed.
+        InvalidOperation: it cannot be read, so nobody knows its invocation.
+    """
+    return the_only(begin_replays(session, queue_id, [entry_id]))
+
+
+def take_off(session: Session, queue_id: int, entry_ids: Sequence[int]) -> Chosen:
+    """Remove the letters that nobody replays. The caller then marks their invocations `discarded`."""
+    with shelf_fifo(session, queue_id).held() as held:
+        chosen = _choose(held, entry_ids, only_readable=False)
+        held.remove([letter.entry_id for letter in chosen.letters])
+    return chosen
+
+
+def the_only(chosen: Chosen) -> DeadLetter | None:
+    """The letter, or None, of a choice from one id; raises for an answer that is an error."""
+    if chosen.letters:
+        return chosen.letters[0]
+    errors: dict[Outcome, Callable[[str], Exception]] = {
+        Outcome.ALREADY_HANDLED: AlreadyHandled,
+        Outcome.FAILED: InvalidOperation,
+    }
+    for answer in chosen.answers:
+        if answer.outcome in errors:
+            raise errors[answer.outcome](answer.detail)
+    return None
+
+
+def _choose(held: Held, entry_ids: Sequence[int], only_readable: bool) -> Chosen:
+    found = {row.entry_id: letter_of(row) for row in held.get(entry_ids)}
+    letters, answers = [], []
+    for entry_id in sorted(set(entry_ids)):
+        letter = found.get(entry_id)
+        if letter is None:
+            answers.append(Answer(entry_id, Outcome.UNKNOWN, f"no dead letter {entry_id} on this shelf"))
+        elif letter.is_replaying:
+            answers.append(Answer(entry_id, Outcome.ALREADY_HANDLED, f"dead letter {entry_id} is being replayed"))
+        elif only_readable and not letter.is_readable:
+            answers.append(Answer(entry_id, Outcome.FAILED, letter.error))
+        else:
+            letters.append(letter)
+    return Chosen(tuple(letters), tuple(answers))

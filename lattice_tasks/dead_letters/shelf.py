@@ -1,0 +1,220 @@
+"""The operator's seam: look at a queue's dead letters, replay them, discard them.
+
+Looking takes no lock and writes nothing. A replay or discard changes the letter and its invocation in one transaction;
+events and the wake-up follow the commit. Many ids go in parts of a bounded size, each its own transaction, and every id
+gets its answer: doing the same again is always safe.
+"""
+
+import builtins
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from lattice_tasks import clock
+from lattice_tasks.dead_letters import replay
+from lattice_tasks.dead_letters.entry import REASONS, DeadLetter
+from lattice_tasks.dead_letters.parking import letter_of, shelf_fifo
+from lattice_tasks.dead_letters.replay import Answer, Chosen, Outcome
+from lattice_tasks.errors import Conflict, DeadLetterNotFound, InvalidInput, LatticeError, StoreUnavailable
+from lattice_tasks.store.engine import Engine, Session
+from lattice_tasks.telemetry import Telemetry
+
+__all__ = ["Shelf"]
+
+#: Ids in one transaction: enough to make commits cheap, few enough that settles do not wait for the head.
+_PART = 100
+
+
+@dataclass(frozen=True, slots=True)
+class _Verb:
+    """What an operator does to letters: choose and take them, change their invocations, tell it after the commit."""
+
+    choose: Callable[[Session, int, Sequence[int]], Chosen]
+    work: Callable[[Session, Sequence[DeadLetter]], object]
+    tell: Callable[[Sequence[DeadLetter]], None]
+
+
+def _nothing() -> None:
+    return None
+
+
+class Shelf:
+    """The dead letters of one task queue.
+
+    Args:
+        requeue: puts a letter's parked invocation back to work, for exactly one attempt, under its own id and key.
+        discard_invocations: marks the invocations of letters `discarded`. A letter that cannot be read has `seq` 0:
+            its invocation is the one of the queue that names the letter's `entry_id`.
+        wake: called after the commit of a replay, so that an idle worker looks at once.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        queue_id: int,
+        queue_name: str,
+        *,
+        telemetry: Telemetry,
+        requeue: Callable[[Session, DeadLetter], object],
+        discard_invocations: Callable[[Session, Sequence[DeadLetter]], object],
+        wake: Callable[[], object] = _nothing,
+    ) -> None:
+        self.queue_name = queue_name
+        self._engine = engine
+        self._queue_id = queue_id
+        self._telemetry = telemetry
+        self._requeue = requeue
+        self._discard_invocations = discard_invocations
+        self._wake = wake
+        self._replay = _Verb(replay.begin_replays, self._put_back, self._tell_replaying)
+        self._discard = _Verb(replay.take_off, self._mark_discarded, self._tell_discarded)
+
+    def __repr__(self) -> str:
+        return f"Shelf({self.queue_name!r})"
+
+    def count(self) -> int:
+        """How many letters lie here; one look-up."""
+        with self._engine.session() as session:
+            return shelf_fifo(session, self._queue_id).count()
+
+    def get(self, entry_id: int) -> DeadLetter:
+        """One letter.
+
+        Raises:
+            DeadLetterNotFound: it was replayed, discarded or evicted, or never was.
+        """
+        with self._engine.session() as session:
+            rows = shelf_fifo(session, self._queue_id).get([entry_id])
+        if not rows:
+            raise DeadLetterNotFound(
+                f"no dead letter {entry_id} on the shelf of queue {self.queue_name!r}; "
+                "it may have been replayed, discarded or evicted"
+            )
+        return letter_of(rows[0])
+
+    def replay(self, entry_id: int) -> DeadLetter | None:
+        """Put the letter's invocation back to work for one attempt; the letter stays, pinned, until that has ended.
+
+        Returns:
+            The letter, or None when there is none of this id.
+
+        Raises:
+            AlreadyHandled: somebody else replays it.
+            InvalidOperation: the letter cannot be read.
+        """
+        return self._one(self._replay, entry_id)
+
+    def discard(self, entry_id: int) -> bool:
+        """Remove the letter for good and mark its invocation `discarded`; False when there is none of this id.
+
+        Raises:
+            AlreadyHandled: it is being replayed.
+        """
+        return self._one(self._discard, entry_id) is not None
+
+    def replay_many(self, entry_ids: Sequence[int]) -> builtins.list[Answer]:
+        """Replay each of these letters; one answer for each distinct id, in their order."""
+        return self._many(self._replay, entry_ids)
+
+    def discard_many(self, entry_ids: Sequence[int]) -> builtins.list[Answer]:
+        """Discard each of these letters; one answer for each distinct id, in their order."""
+        return self._many(self._discard, entry_ids)
+
+    def list(
+        self,
+        *,
+        reason: str | None = None,
+        actor: str | None = None,
+        since: datetime | None = None,
+        limit: int | None = None,
+    ) -> builtins.list[DeadLetter]:
+        """Letters in the order of their ids, the oldest first, as of one moment.
+
+        Args:
+            reason: only this one of `REASONS`.
+            actor: only of this actor.
+            since: only those parked, for the first time or after a replay, at or after this aware instant.
+            limit: at most so many, the oldest.
+
+        Raises:
+            InvalidInput: an unknown reason, a naive instant, a negative limit.
+        """
+        if reason is not None and reason not in REASONS:
+            raise InvalidInput(f"reason {reason!r} is none of {', '.join(REASONS)}")
+        if limit is not None and limit < 0:
+            raise InvalidInput(f"limit={limit} is negative")
+        if since is not None:
+            clock.aware(since, "since")
+        is_filtered = reason is not None or actor is not None or since is not None
+        with self._engine.session() as session:
+            rows = shelf_fifo(session, self._queue_id).entries(None if is_filtered else limit)
+        letters = (letter_of(row) for row in rows)
+        kept = [
+            letter
+            for letter in letters
+            if reason in (None, letter.reason)
+            and actor in (None, letter.actor)
+            and (since is None or letter.parked_at >= since)
+        ]
+        return kept[:limit]
+
+    def _one(self, verb: _Verb, entry_id: int) -> DeadLetter | None:
+        with self._engine.session() as session, session.transaction():
+            chosen = verb.choose(session, self._queue_id, [entry_id])
+            letter = replay.the_only(chosen)
+            verb.work(session, chosen.letters)
+        verb.tell(chosen.letters)
+        return letter
+
+    def _many(self, verb: _Verb, entry_ids: Sequence[int]) -> builtins.list[Answer]:
+        wanted = list(dict.fromkeys(entry_ids))
+        with self._engine.session() as session:
+            part_of = self._part if session.in_transaction else self._sure_part
+        answers: dict[int, Answer] = {}
+        for start in range(0, len(wanted), _PART):
+            answers |= part_of(verb, wanted[start : start + _PART])
+        return [answers[entry_id] for entry_id in wanted]
+
+    def _part(self, verb: _Verb, entry_ids: Sequence[int]) -> dict[int, Answer]:
+        with self._engine.session() as session, session.transaction():
+            chosen = verb.choose(session, self._queue_id, entry_ids)
+            verb.work(session, chosen.letters)
+        verb.tell(chosen.letters)
+        done = (Answer(letter.entry_id, Outcome.DONE) for letter in chosen.letters)
+        return {answer.entry_id: answer for answer in (*chosen.answers, *done)}
+
+    def _sure_part(self, verb: _Verb, entry_ids: Sequence[int]) -> dict[int, Answer]:
+        """One transaction for all of them; where one letter spoils that, one for each. Errors become answers."""
+        try:
+            return self._part(verb, entry_ids)
+        except LatticeError as error:
+            if len(entry_ids) > 1 and not isinstance(error, StoreUnavailable):
+                return {key: answer for one in entry_ids for key, answer in self._sure_part(verb, [one]).items()}
+            outcome = Outcome.ALREADY_HANDLED if isinstance(error, Conflict) else Outcome.FAILED
+            return {entry_id: Answer(entry_id, outcome, str(error)) for entry_id in entry_ids}
+
+    def _put_back(self, session: Session, letters: Sequence[DeadLetter]) -> None:
+        for letter in letters:
+            self._requeue(session, letter)
+
+    def _mark_discarded(self, session: Session, letters: Sequence[DeadLetter]) -> None:
+        if letters:
+            self._discard_invocations(session, letters)
+
+    def _tell_replaying(self, letters: Sequence[DeadLetter]) -> None:
+        for letter in letters:
+            self._telemetry.emit(
+                "dead_letter.replaying", shelf=self.queue_name, entry_id=letter.entry_id, task_id=letter.task_id
+            )
+        if letters:
+            self._wake()
+
+    def _tell_discarded(self, letters: Sequence[DeadLetter]) -> None:
+        for letter in letters:
+            self._telemetry.emit(
+                "dead_letter.removed",
+                shelf=self.queue_name,
+                entry_id=letter.entry_id,
+                task_id=letter.task_id,
+                reason="discarded",
+            )
