@@ -1,0 +1,121 @@
+"""The figures every peer is measured by. Each function is one run and returns plain numbers."""
+
+import subprocess
+import time
+from dataclasses import dataclass
+
+import psycopg
+
+from benchmarks import marks
+from benchmarks.peers import Peer
+from benchmarks.processes import Failed, Ground, Workers, produce, wait_until
+
+Figures = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much of everything: a full run, or a quick one that only shows that it works."""
+
+    rounds: int = 3
+    submit_s: float = 3
+    drain_tasks: int = 20_000
+    latency_tasks: int = 300
+    settle_s: float = 6
+    idle_s: float = 20
+    finished_rows: int = 1_000_000
+    waiting_rows: int = 100_000
+    snapshot_s: float = 180
+    #: Background claims while the snapshot is held: 180,000 dead index entries in three minutes.
+    snapshot_load_per_s: int = 1_000
+
+
+QUICK = Scale(
+    rounds=1,
+    submit_s=1,
+    drain_tasks=5_000,
+    latency_tasks=50,
+    settle_s=4,
+    idle_s=5,
+    finished_rows=50_000,
+    waiting_rows=5_000,
+    snapshot_s=10,
+)
+
+
+def submit(ground: Ground, peer: Peer, scale: Scale) -> Figures:
+    """One process, one connection, one call at a time."""
+    produce(ground, peer, "reset")
+    return produce(ground, peer, "submit", scale.submit_s)
+
+
+def bulk(ground: Ground, peer: Peer, scale: Scale) -> Figures:
+    """The same, a thousand a call."""
+    produce(ground, peer, "reset")
+    return produce(ground, peer, "bulk", min(peer.bulk_tasks, scale.drain_tasks))
+
+
+def idle(ground: Ground, peer: Peer, scale: Scale) -> Figures:
+    """What workers cost that have nothing to do, and what it costs to start them."""
+    produce(ground, peer, "reset")
+    marks.clear(ground.folder)
+    with Workers(ground, peer) as workers:
+        time.sleep(scale.settle_s)
+        workers.require_alive()
+        start_cpu_s = workers.cpu_s()
+        time.sleep(scale.idle_s)
+        idle_cpu_s = workers.cpu_s() - start_cpu_s
+        return {
+            "cpu_s_in_20_s": idle_cpu_s / scale.idle_s * 20,
+            "start_cpu_s": start_cpu_s,
+            "pss_mib": workers.pss_mib(),
+        }
+
+
+def drain(ground: Ground, peer: Peer, scale: Scale) -> Figures:
+    """Tasks are queued first; the clock runs from the first task's start to the last one's."""
+    produce(ground, peer, "reset")
+    return drain_now(ground, peer, scale.drain_tasks)
+
+
+def drain_now(ground: Ground, peer: Peer, tasks: int) -> Figures:
+    """Drain on top of whatever the tables hold already."""
+    marks.clear(ground.folder)
+    produce(ground, peer, "fill", tasks)
+    if peer.uses_postgres:  # autovacuum would come round within a minute; do not leave to chance whom it finds
+        with psycopg.connect(ground.postgres_url, autocommit=True) as connection:
+            connection.execute("vacuum analyze")
+    with Workers(ground, peer) as workers:
+        wait_until(
+            lambda: len(marks.instants_ns(ground.folder)) >= tasks, 180, workers, f"{peer.module}: {tasks} tasks"
+        )
+        cpu_s = workers.cpu_s()
+        wait_until(lambda: produce(ground, peer, "left") == 0, 20, workers, f"{peer.module}: an empty queue")
+        instants = marks.instants_ns(ground.folder)
+    span_s = (max(instants) - min(instants)) / 1e9
+    return {"per_second": tasks / span_s, "worker_cpu_s": cpu_s, "tasks": tasks}
+
+
+def latency(ground: Ground, peer: Peer, scale: Scale) -> Figures:
+    """One task at a time on idle workers."""
+    produce(ground, peer, "reset")
+    marks.clear(ground.folder)
+    with Workers(ground, peer) as workers:
+        time.sleep(scale.settle_s)
+        workers.require_alive()
+        return produce(ground, peer, "latency", scale.latency_tasks)
+
+
+FIGURES = {"submit": submit, "bulk": bulk, "idle": idle, "drain": drain, "latency": latency}
+
+
+def measured(ground: Ground, peer: Peer, figure: str, scale: Scale) -> Figures:
+    """One run of one figure.
+
+    Raises:
+        Failed: the peer did not do its work.
+    """
+    try:
+        return FIGURES[figure](ground, peer, scale)
+    except (subprocess.SubprocessError, OSError, psycopg.Error) as error:
+        raise Failed(f"{peer.module} {figure}: {error}") from error
