@@ -6,9 +6,12 @@ gets its answer: doing the same again is always safe.
 """
 
 import builtins
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain
+from typing import Any
 
 from lattice_tasks import clock
 from lattice_tasks.dead_letters import replay
@@ -38,6 +41,10 @@ def _nothing() -> None:
     return None
 
 
+def _answered(entry_ids: Sequence[int], outcome: Outcome, error: Exception) -> dict[int, Answer]:
+    return {entry_id: Answer(entry_id, outcome, str(error)) for entry_id in entry_ids}
+
+
 class Shelf:
     """The dead letters of one task queue.
 
@@ -46,6 +53,7 @@ class Shelf:
         discard_invocations: marks the invocations of letters `discarded`. A letter that cannot be read has `seq` 0:
             its invocation is the one of the queue that names the letter's `entry_id`.
         wake: called after the commit of a replay, so that an idle worker looks at once.
+        await_end: (task id, seconds) → the invocation once it has ended.
     """
 
     def __init__(
@@ -58,6 +66,7 @@ class Shelf:
         requeue: Callable[[Session, DeadLetter], object],
         discard_invocations: Callable[[Session, Sequence[DeadLetter]], object],
         wake: Callable[[], object] = _nothing,
+        await_end: Callable[[str, float], Any] | None = None,
     ) -> None:
         self.queue_name = queue_name
         self._engine = engine
@@ -66,6 +75,7 @@ class Shelf:
         self._requeue = requeue
         self._discard_invocations = discard_invocations
         self._wake = wake
+        self._await_end = await_end
         self._replay = _Verb(replay.begin_replays, self._put_back, self._tell_replaying)
         self._discard = _Verb(replay.take_off, self._mark_discarded, self._tell_discarded)
 
@@ -92,17 +102,24 @@ class Shelf:
             )
         return letter_of(rows[0])
 
-    def replay(self, entry_id: int) -> DeadLetter | None:
+    def replay(self, entry_id: int, wait: float | None = None) -> Any:
         """Put the letter's invocation back to work for one attempt; the letter stays, pinned, until that has ended.
 
+        Args:
+            wait: seconds to wait for that end.
+
         Returns:
-            The letter, or None when there is none of this id.
+            None when there is none of this id; else the letter, or, with `wait`, the invocation as it then is: its
+            `state` is `succeeded`, `parked` again, or still open when it did not end in time.
 
         Raises:
             AlreadyHandled: somebody else replays it.
             InvalidOperation: the letter cannot be read.
         """
-        return self._one(self._replay, entry_id)
+        letter = self._one(self._replay, entry_id)
+        if letter is None or wait is None or self._await_end is None:
+            return letter
+        return self._await_end(letter.task_id, wait)
 
     def discard(self, entry_id: int) -> bool:
         """Remove the letter for good and mark its invocation `discarded`; False when there is none of this id.
@@ -167,12 +184,28 @@ class Shelf:
         return letter
 
     def _many(self, verb: _Verb, entry_ids: Sequence[int]) -> builtins.list[Answer]:
+        """In parts; where one letter spoils its part, each of that part by itself. Errors become answers, except
+        inside a caller's transaction, which an error has spoiled as a whole."""
         wanted = list(dict.fromkeys(entry_ids))
         with self._engine.session() as session:
-            part_of = self._part if session.in_transaction else self._sure_part
+            is_callers = session.in_transaction
         answers: dict[int, Answer] = {}
-        for start in range(0, len(wanted), _PART):
-            answers |= part_of(verb, wanted[start : start + _PART])
+        parts = deque(wanted[start : start + _PART] for start in range(0, len(wanted), _PART))
+        while parts:
+            part = parts.popleft()
+            try:
+                answers |= self._part(verb, part)
+            except LatticeError as error:
+                if is_callers:
+                    raise
+                if isinstance(error, StoreUnavailable):
+                    answers |= _answered([*part, *chain(*parts)], Outcome.FAILED, error)
+                    break
+                if len(part) == 1:
+                    outcome = Outcome.ALREADY_HANDLED if isinstance(error, Conflict) else Outcome.FAILED
+                    answers |= _answered(part, outcome, error)
+                else:
+                    parts.extendleft([entry_id] for entry_id in reversed(part))
         return [answers[entry_id] for entry_id in wanted]
 
     def _part(self, verb: _Verb, entry_ids: Sequence[int]) -> dict[int, Answer]:
@@ -182,16 +215,6 @@ class Shelf:
         verb.tell(chosen.letters)
         done = (Answer(letter.entry_id, Outcome.DONE) for letter in chosen.letters)
         return {answer.entry_id: answer for answer in (*chosen.answers, *done)}
-
-    def _sure_part(self, verb: _Verb, entry_ids: Sequence[int]) -> dict[int, Answer]:
-        """One transaction for all of them; where one letter spoils that, one for each. Errors become answers."""
-        try:
-            return self._part(verb, entry_ids)
-        except LatticeError as error:
-            if len(entry_ids) > 1 and not isinstance(error, StoreUnavailable):
-                return {key: answer for one in entry_ids for key, answer in self._sure_part(verb, [one]).items()}
-            outcome = Outcome.ALREADY_HANDLED if isinstance(error, Conflict) else Outcome.FAILED
-            return {entry_id: Answer(entry_id, outcome, str(error)) for entry_id in entry_ids}
 
     def _put_back(self, session: Session, letters: Sequence[DeadLetter]) -> None:
         for letter in letters:

@@ -209,6 +209,11 @@ class Engine:
             if opened:
                 self.database.close()
 
+    @property
+    def is_joined(self) -> bool:
+        """Whether sessions of this context are a caller's own connection."""
+        return self._joined.get() is not None
+
     @contextmanager
     def joining(self, connection: Any) -> Iterator[Session]:
         """Within the block, this thread's sessions are the caller's own open psycopg connection or peewee database.
@@ -230,6 +235,19 @@ class Engine:
         token = self._joined.set(session)
         try:
             yield session
+        finally:
+            self._joined.reset(token)
+
+    @contextmanager
+    def apart(self) -> Iterator[Session]:
+        """A pooled session outside the caller's joined transaction: what it writes stands whatever the caller does.
+
+        On SQLite it is the joined one: there the caller's transaction holds the only write lock.
+        """
+        token = self._joined.set(self._joined.get() if self.dialect == SQLITE else None)
+        try:
+            with self.session() as session:
+                yield session
         finally:
             self._joined.reset(token)
 

@@ -56,13 +56,12 @@ class Row:
 
 
 _LAST = f"'{entry_key(MAX_ID)}'"
-#: What the engines say differently: an entry's id and key in SQL, which rows are entries, several values at once.
+#: What the engines say differently: an entry's id and key in SQL, which rows are entries, several ids at once.
 _WORDS = {
     POSTGRES: {
         "id": "substr(key, 3)::bigint",
         "is_entry": f"key <= {_LAST} and key ~ '^e/[0-9]{{19}}$'",
         "floor_key": "'e/' || lpad(floor::text, 19, '0')",
-        "any_key": "= any(%s::text[])",
         "any_id": "= any(%s::bigint[])",
         "lowest": "least",
         "now": "{now}",
@@ -71,7 +70,6 @@ _WORDS = {
         "id": "cast(substr(key, 3) as integer)",
         "is_entry": f"key <= {_LAST} and key glob 'e/{'[0-9]' * 19}'",
         "floor_key": "printf('e/%019d', floor)",
-        "any_key": "in (select value from json_each(%s))",
         "any_id": "in (select value from json_each(%s))",
         "lowest": "min",
         "now": "{now}",
@@ -116,38 +114,65 @@ _FROM_FLOOR = _statement("""
     where tree_id = (select tree_id from head) and key >= (select floor_key from head) and {is_entry}
     order by key limit %s
 """)
-_BY_KEY = _statement("""
+# Rows by key, here and below: before the first ANALYZE Postgres takes a tree for a dozen rows, and would read all of it
+# to filter for the keys. So each key is looked up by itself (lateral), and what was found is named by its place (ctid):
+# nobody else moves a row while the head is held.
+_BY_KEY = _statement(
+    """
+    select {id}, value, exists (
+        select 1 from lattice_fifo_pin p where p.tree_id = r.tree_id and p.entry_id = {id})
+    from unnest(%s::text[]) as wanted (wanted_key) cross join lateral (
+        select tree_id, key, value from lattice_tree_row
+        where tree_id = (select id from lattice_tree where name = %s) and key = wanted_key limit 1) r
+    """,
+    sqlite="""
     select {id}, value, exists (
         select 1 from lattice_fifo_pin p where p.tree_id = r.tree_id and p.entry_id = {id})
     from lattice_tree_row r
-    where tree_id = (select id from lattice_tree where name = %s) and key {any_key}
-""")
-
+    where key in (select value from json_each(%s)) and tree_id = (select id from lattice_tree where name = %s)
+    """,
+)
 _INSERT = Statement(
     postgres="insert into lattice_tree_row (tree_id, key, value) "
     "select %s, key, value from unnest(%s::text[], %s::bytea[]) as given (key, value)",
     sqlite="insert into lattice_tree_row (tree_id, key, value) values (%s, %s, %s)",
 )
 _REPLACE = Statement(
-    postgres="update lattice_tree_row r set value = given.value "
-    "from unnest(%s::text[], %s::bytea[]) as given (key, value) where r.tree_id = %s and r.key = given.key",
+    postgres="""
+    update lattice_tree_row t set value = given.value
+    from (
+        select r.place, g.value from unnest(%s::text[], %s::bytea[]) as g (wanted_key, value) cross join lateral (
+            select ctid as place from lattice_tree_row where tree_id = %s and key = wanted_key limit 1) r) given
+    where t.ctid = given.place
+    """,
     sqlite="update lattice_tree_row set value = %s where tree_id = %s and key = %s",
 )
-_REMOVE = _statement("delete from lattice_tree_row where tree_id = %s and key {any_key} returning {id}, value")
+_REMOVE = _statement(
+    """
+    delete from lattice_tree_row where ctid = any(array(
+        select r.place from unnest(%s::text[]) as wanted (wanted_key) cross join lateral (
+            select ctid as place from lattice_tree_row where tree_id = %s and key = wanted_key limit 1) r))
+    returning {id}, value
+    """,
+    sqlite="""
+    delete from lattice_tree_row where key in (select value from json_each(%s)) and tree_id = %s
+    returning {id}, value
+    """,
+)
 
 # Arrays, not joins: whatever the statistics say, the search is one ordered walk of the primary key from the floor.
 _TAKE_OLDEST = _statement(
     """
-    delete from lattice_tree_row where tree_id = %s and key = any(array(
-        select key from lattice_tree_row
+    delete from lattice_tree_row where ctid = any(array(
+        select ctid from lattice_tree_row
         where tree_id = %s and key >= %s and {is_entry}
             and {id} <> all(array(select entry_id from lattice_fifo_pin where tree_id = %s))
         order by key limit %s))
     returning {id}, value
     """,
     sqlite="""
-    delete from lattice_tree_row where tree_id = %s and key in (
-        select key from lattice_tree_row
+    delete from lattice_tree_row where (tree_id, key) in (
+        select tree_id, key from lattice_tree_row
         where tree_id = %s and key >= %s and {is_entry}
             and {id} not in (select entry_id from lattice_fifo_pin where tree_id = %s)
         order by key limit %s)
@@ -191,7 +216,7 @@ def rows_from_floor(session: Session, name: str, limit: int | None = None) -> li
 
 def rows_of(session: Session, name: str, entry_ids: Sequence[int]) -> list[Row]:
     """Those of these entries that exist, in the order of their ids."""
-    return _rows(session.fetch(_BY_KEY, (name, _several(session, _keys(entry_ids)))))
+    return _rows(session.fetch(_BY_KEY, (_several(session, _keys(entry_ids)), name)))
 
 
 def insert_rows(session: Session, tree_id: int, first_id: int, values: Sequence[bytes]) -> None:
@@ -215,12 +240,12 @@ def replace_rows(session: Session, tree_id: int, values: dict[int, bytes]) -> No
 
 def remove_rows(session: Session, tree_id: int, entry_ids: Sequence[int]) -> list[Row]:
     """Delete entries; returns those that existed, in the order of their ids."""
-    return _rows(session.fetch(_REMOVE, (tree_id, _several(session, _keys(entry_ids)))))
+    return _rows(session.fetch(_REMOVE, (_several(session, _keys(entry_ids)), tree_id)))
 
 
 def take_oldest(session: Session, head: Head, number: int) -> list[Row]:
     """Delete the first entries that are not pinned, at most so many; returns them in the order of their ids."""
-    return _rows(session.fetch(_TAKE_OLDEST, (head.tree_id, head.tree_id, entry_key(head.floor), head.tree_id, number)))
+    return _rows(session.fetch(_TAKE_OLDEST, (head.tree_id, entry_key(head.floor), head.tree_id, number)))
 
 
 def count_pins(session: Session, tree_id: int) -> int:
@@ -240,7 +265,7 @@ def unpin(session: Session, tree_id: int, entry_ids: Sequence[int]) -> None:
 
 def _keys(entry_ids: Sequence[int]) -> list[str]:
     """The keys of these ids; an id that no entry can have finds nothing, as an unknown one does."""
-    return [entry_key(entry_id) for entry_id in entry_ids if 1 <= entry_id <= MAX_ID]
+    return [entry_key(entry_id) for entry_id in dict.fromkeys(entry_ids) if 1 <= entry_id <= MAX_ID]
 
 
 def _several(session: Session, values: Sequence[Any]) -> Any:

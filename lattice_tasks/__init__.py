@@ -1,0 +1,44 @@
+"""Durable tasks for Dramatiq: the store is the record, RabbitMQ carries the wake-ups.
+
+The floors of this package; imports only go down:
+
+    __main__
+    admin                                       click, one file per noun
+    app                                         Lattice, the only maker
+    broker   maintenance   insights             the only room that speaks Dramatiq and AMQP; chores; pictures
+    tasks                                       the life of one task
+    queues                                      what a task queue is
+    dead_letters                                one shelf for everything that failed for good
+    fifo                                        one engine under every buffer
+    store                                       the only room that speaks SQL
+    clock   keys   settings   telemetry
+    errors
+"""
+
+from lattice_tasks.app import Lattice
+from lattice_tasks.broker.middleware import DeadLetters
+from lattice_tasks.errors import (
+    LatticeError,
+    Park,
+    QueueFull,
+    TaskCancelled,
+    TaskDiscarded,
+    TaskExpired,
+    TaskParked,
+)
+from lattice_tasks.tasks.current import current
+from lattice_tasks.tasks.job import Job
+
+__all__ = [
+    "DeadLetters",
+    "Job",
+    "Lattice",
+    "LatticeError",
+    "Park",
+    "QueueFull",
+    "TaskCancelled",
+    "TaskDiscarded",
+    "TaskExpired",
+    "TaskParked",
+    "current",
+]

@@ -1,0 +1,86 @@
+"""Proof of life: a thread and a connection of their own, so that no long claim and no busy thread delays a beat.
+
+Each beat also learns what shall be cancelled, replaces worker threads that an interrupt killed, and lets maintenance look
+after the other workers. After an outage a process first beats, then flushes its outcomes, then does chores.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from lattice_tasks import clock
+from lattice_tasks.broker.pump import Pump
+from lattice_tasks.errors import StoreError
+from lattice_tasks.store import workers as worker_rows
+from lattice_tasks.store.engine import Engine, Session
+
+__all__ = ["Chores", "Heartbeat"]
+
+
+class Chores(Protocol):
+    """What a living worker also looks after."""
+
+    def run_due(self, session: Session) -> None:
+        """Run every chore whose time has come; each is short."""
+
+    def forget(self) -> None:
+        """The store was away: measurements of other workers start anew."""
+
+
+class Heartbeat:
+    """Beats for the pump's incarnation until stopped."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        pump: Pump,
+        every_s: float,
+        chores: Chores,
+        interrupt: Callable[[int], None],
+        mend_threads: Callable[[], None],
+    ) -> None:
+        self._engine = engine
+        self._pump = pump
+        self._every_s = every_s
+        self._chores = chores
+        self._interrupt = interrupt
+        self._mend_threads = mend_threads
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lattice-heartbeat", daemon=True)
+
+    def start(self) -> None:
+        """Begin to beat."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End; the last beat may be under way for a moment."""
+        self._stopping.set()
+        self._thread.join(timeout=2)
+
+    def _run(self) -> None:
+        session: Session | None = None
+        while not self._stopping.is_set():
+            started = clock.monotonic()
+            try:
+                session = session or self._engine.open_session()
+                self._beat(session)
+            except StoreError:
+                self._chores.forget()
+                if session is not None:
+                    session.close()
+                session = None
+            self._mend_threads()
+            self._stopping.wait(max(0.05, self._every_s - (clock.monotonic() - started)))
+        if session is not None:
+            session.close()
+
+    def _beat(self, session: Session) -> None:
+        worker_id = self._pump.worker_id
+        state, to_cancel = worker_rows.beat(session, worker_id)
+        if state is None and worker_id == self._pump.worker_id:
+            self._pump.declared_dead()
+        self._pump.drain(state == "draining")
+        if to_cancel:
+            self._pump.cancel_running(to_cancel, self._interrupt)
+        if self._pump.is_healthy:
+            self._chores.run_due(session)

@@ -1,0 +1,99 @@
+"""The list of (every, chore): what living workers look after besides their own work.
+
+Every chore is short, pages by key, and moves its state in the transaction that does the work; two workers that run the
+same chore at once do no harm.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from lattice_tasks import clock
+from lattice_tasks.errors import StoreError, StoreUnavailable
+from lattice_tasks.settings import Settings
+from lattice_tasks.store import counters
+from lattice_tasks.store import invocations as invocation_rows
+from lattice_tasks.store import workers as worker_rows
+from lattice_tasks.store.engine import Session
+from lattice_tasks.tasks.claim import Observer, rescue
+from lattice_tasks.telemetry import Telemetry
+
+__all__ = ["Maintenance", "prune"]
+
+_PRUNE_PAGE = 2_000
+
+
+@dataclass(slots=True)
+class _Chore:
+    name: str
+    every_s: float
+    run: Callable[[Session], None]
+    due_at: float
+
+
+class Maintenance:
+    """Buries dead workers, prunes finished invocations and expired counters."""
+
+    def __init__(self, settings: Settings, telemetry: Telemetry, wake: Callable[[Iterable[int]], None]) -> None:
+        self._settings = settings
+        self._telemetry = telemetry
+        self._wake = wake
+        self._observer = Observer(settings.lease_ms / 1_000)
+        self._pruned_to = 0
+        now = clock.monotonic()
+        self._chores = [
+            _Chore("rescue", min(1.0, settings.lease_ms / 4_000), self._rescue, now),
+            _Chore("prune", 30.0, self._prune, now + 30),
+            _Chore("counters", 300.0, self._prune_counters, now + 60),
+        ]
+
+    def run_due(self, session: Session) -> None:
+        """Run every chore whose time has come. A chore that fails is told and tried again at its next time."""
+        for chore in self._chores:
+            if clock.monotonic() < chore.due_at:
+                continue
+            chore.due_at = clock.monotonic() + chore.every_s
+            try:
+                chore.run(session)
+            except StoreUnavailable:
+                raise
+            except StoreError as error:
+                self._telemetry.emit("maintenance.failed", chore=chore.name, error=str(error))
+
+    def forget(self) -> None:
+        """The store was away: how long other workers stood still is unknown."""
+        self._observer.forget()
+
+    def _rescue(self, session: Session) -> None:
+        for worker_id, beat in self._observer.dead(worker_rows.pulses(session)):
+            found = rescue(session, worker_id, beat)
+            if found is None:
+                continue
+            self._telemetry.emit(
+                "worker.lost", worker=worker_id, host=found.host, pid=found.pid, leases=found.leases
+            )
+            if found.queue_ids:
+                self._wake(found.queue_ids)
+
+    def _prune(self, session: Session) -> None:
+        """One page at a time; a page that was full is followed by the next one soon."""
+        gone, self._pruned_to = invocation_rows.prune(
+            session, self._pruned_to, _PRUNE_PAGE, self._settings.retention_ms
+        )
+        if gone:
+            self._telemetry.emit("maintenance.pruned", count=gone)
+        if self._pruned_to:
+            chore = next(one for one in self._chores if one.name == "prune")
+            chore.due_at = clock.monotonic() + 1.0
+
+    def _prune_counters(self, session: Session) -> None:
+        counters.prune(session)
+
+
+def prune(session: Session, retention_ms: int) -> int:
+    """Remove every finished invocation past its retention, a page a transaction; returns how many."""
+    total, after = 0, 0
+    while True:
+        gone, after = invocation_rows.prune(session, after, _PRUNE_PAGE, retention_ms)
+        total += gone
+        if not after:
+            return total

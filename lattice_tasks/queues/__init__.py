@@ -1,0 +1,1 @@
+"""What a task queue is: its record, its names and its depth."""

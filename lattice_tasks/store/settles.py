@@ -1,0 +1,181 @@
+"""Settlements that need more than a final state, each batch in the caller's transaction.
+
+First `take_leases`: what it returns is ours, everything else was fenced off and changes nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lattice_tasks.store.engine import POSTGRES, Session, Statement
+
+__all__ = [
+    "Facts",
+    "Taken",
+    "cancel_leased",
+    "cancel_unleased",
+    "count_down",
+    "facts_of",
+    "place_ready",
+    "place_scheduled",
+    "record_failure",
+    "reopen",
+    "rest",
+    "rest_discarded",
+    "rest_unread",
+    "take_leases",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A lease that was taken out to be settled."""
+
+    seq: int
+    queue_id: int
+    priority: int
+    attempt: int
+    flags: int
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a dead letter keeps of its invocation."""
+
+    seq: int
+    id: str
+    actor: str
+    body: bytes
+    key: str | None
+    priority: int
+    submitted_at: int
+    entry_id: int | None
+
+
+_TAKE = Statement(
+    postgres="""delete from lattice_lease l using unnest(%s::bigint[], %s::bigint[]) as g (seq, batch)
+        where l.worker_id = %s and l.seq = g.seq and l.batch = g.batch
+        returning l.seq, l.queue_id, l.priority, l.attempt, l.flags""",
+    sqlite="""delete from lattice_lease where seq = %s and batch = %s and worker_id = %s
+        returning seq, queue_id, priority, attempt, flags""",
+)
+_READY = Statement("insert into lattice_ready (queue_id, seq, priority, attempt, flags) values (%s, %s, %s, %s, %s)")
+_SCHEDULED = Statement(
+    """insert into lattice_scheduled (queue_id, due_at, seq, priority, attempt, flags)
+       values (%s, {now} + %s, %s, %s, %s, %s)"""
+)
+_FAILURE = Statement(
+    """update lattice_invocation set attempt = %s, error = %s, traceback = %s,
+           unknown_since = case when %s then coalesce(unknown_since, {now}) end where seq = %s"""
+)
+_REST = Statement(
+    """update lattice_invocation set state = %s, finished_at = {now}, attempt = %s, error = %s, traceback = %s,
+           result = %s, entry_id = %s where seq = %s"""
+)
+_GONE = Statement("update lattice_invocation set state = %s, entry_id = null where seq = %s")
+_GONE_UNREAD = Statement(
+    "update lattice_invocation set state = %s, entry_id = null where queue_id = %s and entry_id = %s"
+)
+_REOPEN = Statement(
+    """update lattice_invocation set state = 0, finished_at = null, attempt = 0
+       where seq = %s and state = %s returning queue_id"""
+)
+_FACTS = Statement(
+    postgres="""select seq, id::text, actor, body, key, priority, submitted_at, entry_id
+        from lattice_invocation where seq = any(%s::bigint[])""",
+    sqlite="select seq, id, actor, body, key, priority, submitted_at, entry_id from lattice_invocation where seq = %s",
+)
+_COUNT_DOWN = Statement("update lattice_counter set value = value - 1 where key = %s returning value")
+_DROP_READY = Statement("delete from lattice_ready where queue_id = %s and seq = %s")
+_DROP_SCHEDULED = Statement("delete from lattice_scheduled where seq = %s")
+_FLAG_LEASE = Statement(
+    """update lattice_lease set flags = flags | 4
+       where seq = %s and worker_id in (select id from lattice_worker)"""
+)
+
+
+def take_leases(session: Session, worker_id: int, tokens: Sequence[tuple[int, int]]) -> dict[int, Taken]:
+    """Take out the leases (seq, batch) that are still this worker's, by seq."""
+    ordered = sorted(tokens)
+    if session.dialect == POSTGRES:
+        rows = session.fetch(_TAKE, ([seq for seq, _ in ordered], [batch for _, batch in ordered], worker_id))
+    else:
+        rows = [row for token in ordered for row in session.fetch(_TAKE, (*token, worker_id))]
+    return {row[0]: Taken(*row) for row in rows}
+
+
+def place_ready(session: Session, lease: Taken, attempt: int, flags: int) -> None:
+    """lease → ready, at its old place in the order."""
+    session.execute(_READY, (lease.queue_id, lease.seq, lease.priority, attempt, flags))
+
+
+def place_scheduled(session: Session, lease: Taken, delay_us: int, attempt: int, flags: int) -> None:
+    """lease → scheduled, due so long from now."""
+    session.execute(_SCHEDULED, (lease.queue_id, delay_us, lease.seq, lease.priority, attempt, flags))
+
+
+def record_failure(
+    session: Session, seq: int, attempt: int, error: str | None, traceback: str | None, is_unknown: bool
+) -> None:
+    """Note on an open invocation what its last attempt ended with; `is_unknown`: no worker knew its actor."""
+    session.execute(_FAILURE, (attempt, error, traceback, is_unknown, seq))
+
+
+def rest(
+    session: Session,
+    seq: int,
+    code: int,
+    attempt: int,
+    error: str | None,
+    traceback: str | None,
+    result: bytes | None,
+    entry_id: int | None,
+) -> None:
+    """Write a resting state into the invocation."""
+    session.execute(_REST, (code, attempt, error, traceback, result, entry_id, seq))
+
+
+def rest_discarded(session: Session, seq: int, code: int) -> None:
+    """The dead letter of a parked invocation is gone: write the state that says so, keep its error."""
+    session.execute(_GONE, (code, seq))
+
+
+def rest_unread(session: Session, queue_id: int, entry_id: int, code: int) -> None:
+    """The same, when only the entry's id is known. Rare: it reads the whole table."""
+    session.execute(_GONE_UNREAD, (code, queue_id, entry_id))
+
+
+def reopen(session: Session, seq: int, code: int) -> int | None:
+    """A resting invocation in the state `code` is open again, with a fresh count; its queue id, None: another state."""
+    rows = session.fetch(_REOPEN, (seq, code))
+    return rows[0][0] if rows else None
+
+
+def facts_of(session: Session, seqs: Sequence[int]) -> dict[int, Facts]:
+    """What dead letters keep, by seq."""
+    if session.dialect == POSTGRES:
+        rows = session.fetch(_FACTS, (sorted(seqs),))
+    else:
+        rows = [row for seq in sorted(seqs) for row in session.fetch(_FACTS, (seq,))]
+    return {row[0]: Facts(*row) for row in rows}
+
+
+def count_down(session: Session, key: str) -> int | None:
+    """Lower a group's counter by one; what remains, None when there is no such counter."""
+    rows = session.fetch(_COUNT_DOWN, (key,))
+    return rows[0][0] if rows else None
+
+
+def cancel_unleased(session: Session, queue_id: int, seq: int, code: int, attempt: int, reason: str) -> bool:
+    """Cancel an invocation that waits or sleeps; False: it is in neither place any more.
+
+    In the caller's transaction. Place first, then the invocation: the order in which every move locks.
+    """
+    if not (session.execute(_DROP_READY, (queue_id, seq)) or session.execute(_DROP_SCHEDULED, (seq,))):
+        return False
+    rest(session, seq, code, attempt, reason, None, None, None)
+    return True
+
+
+def cancel_leased(session: Session, seq: int) -> bool:
+    """Ask the worker that runs it to cancel it at its next beat; False: nobody runs it."""
+    return session.execute(_FLAG_LEASE, (seq,)) > 0

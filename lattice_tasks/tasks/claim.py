@@ -1,0 +1,98 @@
+"""Rescue: what becomes of the leases of a worker that died.
+
+Nobody's wall clock decides who lives. An observer sees heartbeat counters and measures, on its own monotonic clock, how
+long each has stood still; after a disconnection it starts every measurement anew.
+"""
+
+from dataclasses import dataclass
+
+from lattice_tasks import clock
+from lattice_tasks.dead_letters.entry import REPLAY_LOST, Life
+from lattice_tasks.dead_letters.parking import fail_replay
+from lattice_tasks.store import settles as moves
+from lattice_tasks.store import workers as rows
+from lattice_tasks.store.engine import Session
+from lattice_tasks.tasks.invocation import Flag, State, step
+
+__all__ = ["Observer", "Rescue", "rescue"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rescue:
+    """A buried worker: how many leases were freed and which queues have work again."""
+
+    worker_id: int
+    host: str
+    pid: int
+    leases: int
+    queue_ids: frozenset[int]
+
+
+class Observer:
+    """Watches the heartbeats of all workers and names those that have stood still for a whole lease."""
+
+    def __init__(self, lease_s: float) -> None:
+        self._lease_s = lease_s
+        self._seen: dict[int, tuple[int, float]] = {}
+
+    def forget(self) -> None:
+        """Start every measurement anew: after a disconnection, standing still proves nothing."""
+        self._seen.clear()
+
+    def dead(self, pulses: list[tuple[int, int, str, int]]) -> list[tuple[int, int]]:
+        """(worker id, beat) of those whose counter has not moved for a lease, by this observer's clock."""
+        now = clock.monotonic()
+        fresh = {}
+        overdue = []
+        for worker_id, beat, _host, _pid in pulses:
+            seen_beat, since = self._seen.get(worker_id, (None, now))
+            if seen_beat != beat:
+                since = now
+            elif now - since >= self._lease_s:
+                overdue.append((worker_id, beat))
+            fresh[worker_id] = (beat, since)
+        self._seen = fresh
+        return sorted(overdue)
+
+
+def rescue(engine_session: Session, worker_id: int, seen_beat: int | None) -> Rescue | None:
+    """Bury a dead worker and place its leases anew; None: it lives, or somebody else was quicker.
+
+    A lease that was alone is charged; of several all become suspects, and only one whose start was recorded is charged.
+    The claim that finds the budget spent parks it. A replay was its one attempt: its dead letter is unpinned.
+    """
+    with engine_session.transaction() as session:
+        found = rows.bury(session, worker_id, seen_beat)
+        if found is None:
+            return None
+        host, pid, orphans = found
+        lost = f"the worker process died while running it ({host}:{pid}, worker {worker_id})"
+        for orphan in orphans:
+            charged = len(orphans) == 1 or bool(orphan.flags & Flag.STARTED)
+            attempt = orphan.attempt + charged
+            if orphan.flags & Flag.REPLAY and charged:
+                _unpin(session, orphan, lost, f"{host}:{pid}")
+            elif orphan.flags & Flag.CANCEL:
+                code = step(State.RUNNING, "cancel").code
+                moves.rest(session, orphan.seq, code, orphan.attempt, "cancelled while running", None, None, None)
+            else:
+                kept = (orphan.flags | Flag.SUSPECT) & ~Flag.STARTED
+                rows.place_orphan(session, orphan, attempt, kept)
+                if charged:
+                    moves.record_failure(session, orphan.seq, attempt, lost, None, False)
+    return Rescue(worker_id, host, pid, len(orphans), frozenset(orphan.queue_id for orphan in orphans))
+
+
+def _unpin(session: Session, orphan: rows.Orphan, lost: str, worker: str) -> None:
+    entry_id = moves.facts_of(session, [orphan.seq])[orphan.seq].entry_id or 0
+    life = Life(
+        reason="worker_lost",
+        error=lost,
+        traceback="",
+        attempts=1,
+        worker=worker,
+        ended=REPLAY_LOST,
+    )
+    fail_replay(session, orphan.queue_id, entry_id, life)
+    code = step(State.RUNNING, "park").code
+    moves.rest(session, orphan.seq, code, orphan.attempt + 1, lost, None, None, entry_id)

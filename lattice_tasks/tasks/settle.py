@@ -1,0 +1,287 @@
+"""How an attempt ended, and the one transaction that makes it so.
+
+An `Outcome` is decided by the middleware and kept by the pump until `settle` has committed it. Success without anything
+attached takes the fast lane (`store/turns.py`); everything else comes through here, a batch to a transaction.
+"""
+
+import enum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lattice_tasks import clock
+from lattice_tasks.dead_letters.entry import REPLAY_FAILED, DeadLetter, Life
+from lattice_tasks.dead_letters.parking import ShelfSpec, fail_replay, finish_replay, park
+from lattice_tasks.store import settles as moves
+from lattice_tasks.store.engine import Session
+from lattice_tasks.store.settles import Facts, Taken
+from lattice_tasks.store.submits import NewInvocation, insert_invocations
+from lattice_tasks.tasks.invocation import Flag, State, step
+
+__all__ = ["Ended", "Kind", "Outcome", "Settled", "mark_discarded", "settle"]
+
+EmittedEvent = tuple[str, dict[str, Any]]
+
+
+class Kind(enum.StrEnum):
+    """What shall become of a leased invocation; each is an event of the state table."""
+
+    SUCCEED = "succeed"
+    RETRY = "retry"
+    PARK = "park"
+    EXPIRE = "expire"
+    CANCEL = "cancel"
+    RELEASE = "release"
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How one attempt ended.
+
+    Attributes:
+        result: JSON, of a success.
+        delay_us: until the retry, or until a released one may be claimed again.
+        reason: the tag of the dead letter.
+        is_charged: whether the failure counts against `max_retries`.
+        is_unknown: no actor of this name here; the grace runs from the first time.
+        follow_ups: what hooks enqueued between the decision and the ack; inserted with the settlement.
+        group: the group's counter to lower, and what to submit when it reaches zero.
+    """
+
+    kind: Kind
+    result: bytes | None = None
+    delay_us: int = 0
+    reason: str = ""
+    error: str | None = None
+    traceback: str | None = None
+    is_charged: bool = True
+    is_unknown: bool = False
+    follow_ups: list[NewInvocation] = field(default_factory=list)
+    group: tuple[str, list[NewInvocation]] | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it may take the fast lane."""
+        return self.kind is Kind.SUCCEED and not self.follow_ups and self.group is None
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """One attempt to settle: the lease's token and how it ended."""
+
+    seq: int
+    batch: int
+    task_id: str
+    actor: str
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What a settlement brought: refused seqs, events to emit now that it has committed, queues to wake."""
+
+    refused: list[int]
+    events: list[EmittedEvent]
+    woken: set[int]
+
+
+@dataclass(slots=True)
+class _Batch:
+    session: Session
+    worker: str
+    version: str
+    shelf_of: Callable[[int], tuple[str, ShelfSpec]]
+    events: list[EmittedEvent] = field(default_factory=list)
+    woken: set[int] = field(default_factory=set)
+
+
+def settle(
+    engine_session: Session,
+    worker_id: int,
+    worker: str,
+    version: str,
+    ended: Sequence[Ended],
+    shelf_of: Callable[[int], tuple[str, ShelfSpec]],
+) -> Settled:
+    """Settle a batch in one transaction. What was fenced off changes nothing and is told as refused.
+
+    Args:
+        worker: who ran it, as dead letters show it.
+        shelf_of: queue id → (queue name, its shelf).
+    """
+    with engine_session.transaction() as session:
+        batch = _Batch(session, worker, version, shelf_of)
+        taken = moves.take_leases(session, worker_id, [(one.seq, one.batch) for one in ended])
+        mine = sorted((one for one in ended if one.seq in taken), key=lambda one: one.seq)
+        special = [one for one in mine if _needs_facts(one, taken[one.seq])]
+        facts = moves.facts_of(session, [one.seq for one in special]) if special else {}
+        parked = []
+        for one in mine:
+            lease = taken[one.seq]
+            if lease.flags & Flag.REPLAY and one.outcome.kind is not Kind.RELEASE:
+                _end_replay(batch, one, lease, facts[one.seq])
+            elif one.outcome.kind is Kind.PARK:
+                parked.append(one)
+            else:
+                _MOVES[one.outcome.kind](batch, one, lease)
+        for queue_id in sorted({taken[one.seq].queue_id for one in parked}):
+            ours = [one for one in parked if taken[one.seq].queue_id == queue_id]
+            _park(batch, queue_id, ours, taken, facts)
+        _attach(batch, [one for one in mine if one.outcome.kind is not Kind.RELEASE])
+    return Settled([one.seq for one in ended if one.seq not in taken], batch.events, batch.woken)
+
+
+def _needs_facts(one: Ended, lease: Taken) -> bool:
+    return one.outcome.kind is Kind.PARK or bool(lease.flags & Flag.REPLAY)
+
+
+def _failures(one: Ended, lease: Taken) -> int:
+    return lease.attempt + (1 if one.outcome.is_charged else 0)
+
+
+def _succeed(batch: _Batch, one: Ended, lease: Taken) -> None:
+    code = step(State.RUNNING, "succeed").code
+    moves.rest(batch.session, one.seq, code, lease.attempt, None, None, one.outcome.result, None)
+
+
+def _retry(batch: _Batch, one: Ended, lease: Taken) -> None:
+    outcome, queue = one.outcome, batch.shelf_of(lease.queue_id)[0]
+    attempt = _failures(one, lease)
+    moves.place_scheduled(batch.session, lease, outcome.delay_us, attempt, lease.flags & Flag.REPLAY)
+    moves.record_failure(batch.session, one.seq, attempt, outcome.error, outcome.traceback, outcome.is_unknown)
+    batch.woken.add(lease.queue_id)
+    fields = {"attempt": attempt, "delay_ms": outcome.delay_us // 1000, "error": outcome.error}
+    batch.events.append(("task.retried", {"queue": queue, "actor": one.actor, "task_id": one.task_id, **fields}))
+
+
+def _release(batch: _Batch, one: Ended, lease: Taken) -> None:
+    kept = lease.flags & (Flag.REPLAY | Flag.SUSPECT)
+    if one.outcome.delay_us:
+        moves.place_scheduled(batch.session, lease, one.outcome.delay_us, lease.attempt, kept)
+        moves.record_failure(batch.session, one.seq, lease.attempt, one.outcome.error, None, one.outcome.is_unknown)
+    else:
+        moves.place_ready(batch.session, lease, lease.attempt, kept)
+    batch.woken.add(lease.queue_id)
+    queue = batch.shelf_of(lease.queue_id)[0]
+    why = one.outcome.reason or "handed back"
+    batch.events.append(("task.released", {"queue": queue, "task_id": one.task_id, "why": why}))
+
+
+def _expire(batch: _Batch, one: Ended, lease: Taken) -> None:
+    code = step(State.RUNNING, "expire").code
+    moves.rest(batch.session, one.seq, code, lease.attempt, one.outcome.error, None, None, None)
+    queue = batch.shelf_of(lease.queue_id)[0]
+    batch.events.append(("task.expired", {"queue": queue, "actor": one.actor, "task_id": one.task_id}))
+
+
+def _cancel(batch: _Batch, one: Ended, lease: Taken) -> None:
+    code = step(State.RUNNING, "cancel").code
+    moves.rest(batch.session, one.seq, code, lease.attempt, one.outcome.error, None, None, None)
+    queue = batch.shelf_of(lease.queue_id)[0]
+    reason = one.outcome.error
+    batch.events.append(("task.cancelled", {"queue": queue, "task_id": one.task_id, "reason": reason}))
+
+
+_MOVES = {
+    Kind.SUCCEED: _succeed,
+    Kind.RETRY: _retry,
+    Kind.RELEASE: _release,
+    Kind.EXPIRE: _expire,
+    Kind.CANCEL: _cancel,
+}
+
+
+def _end_replay(batch: _Batch, one: Ended, lease: Taken, facts: Facts) -> None:
+    """A replay was one attempt: success takes the dead letter away, anything else unpins it with the new error."""
+    queue = batch.shelf_of(lease.queue_id)[0]
+    entry_id = facts.entry_id or 0
+    if one.outcome.kind is Kind.SUCCEED:
+        finish_replay(batch.session, lease.queue_id, entry_id)
+        _succeed(batch, one, lease)
+        fields = {"shelf": queue, "entry_id": entry_id, "task_id": one.task_id, "reason": "replayed"}
+        batch.events.append(("dead_letter.removed", fields))
+        return
+    outcome = one.outcome
+    life = Life(
+        reason=outcome.reason or "unknown",
+        error=outcome.error or outcome.kind.value,
+        traceback=outcome.traceback or "",
+        attempts=1,
+        worker=batch.worker,
+        version=batch.version,
+        ended=REPLAY_FAILED,
+    )
+    fail_replay(batch.session, lease.queue_id, entry_id, life)
+    code = step(State.RUNNING, "park").code
+    moves.rest(batch.session, one.seq, code, lease.attempt + 1, life.error, outcome.traceback, None, entry_id)
+    batch.events.append(_parked_event(queue, one, life.reason, 1))
+
+
+def _park(
+    batch: _Batch, queue_id: int, ended: Sequence[Ended], taken: dict[int, Taken], facts: dict[int, Facts]
+) -> None:
+    queue, shelf = batch.shelf_of(queue_id)
+    letters = [_letter(batch, queue, one, taken[one.seq], facts[one.seq]) for one in ended]
+    parking = park(batch.session, shelf, letters)
+    for gone in parking.evicted:
+        fields = {"shelf": queue, "entry_id": gone.entry_id, "task_id": gone.task_id, "reason": gone.reason}
+        batch.events.append(("dead_letter.evicted", fields))
+    for one, letter, entry_id in zip(ended, letters, parking.entry_ids, strict=True):
+        event = "hold" if entry_id is None else "park"
+        code = step(State.RUNNING, event).code
+        moves.rest(batch.session, one.seq, code, letter.attempts, letter.error, letter.traceback, None, entry_id)
+        if entry_id is None:
+            batch.events.append(("task.held", {"queue": queue, "task_id": one.task_id}))
+            continue
+        fields = {"shelf": queue, "entry_id": entry_id, "task_id": one.task_id, "reason": letter.reason}
+        batch.events.append(("dead_letter.enqueued", fields))
+        batch.events.append(_parked_event(queue, one, letter.reason, letter.attempts))
+    # After the parked ones: a park of more than the shelf takes evicts letters of its own.
+    for gone in parking.evicted:
+        mark_discarded(batch.session, queue_id, gone.seq, gone.entry_id, "evict")
+
+
+def mark_discarded(session: Session, queue_id: int, seq: int, entry_id: int, event: str) -> None:
+    """The dead letter is gone from the shelf (`event`: discard or evict): its invocation says so."""
+    code = step(State.PARKED, event).code
+    if seq:
+        moves.rest_discarded(session, seq, code)
+    else:  # an entry that could not be read: the invocation knows it
+        moves.rest_unread(session, queue_id, entry_id, code)
+
+
+def _letter(batch: _Batch, queue: str, one: Ended, lease: Taken, facts: Facts) -> DeadLetter:
+    return DeadLetter(
+        task_id=one.task_id,
+        seq=one.seq,
+        queue=queue,
+        actor=facts.actor,
+        body=facts.body,
+        key=facts.key,
+        priority=facts.priority,
+        reason=one.outcome.reason,
+        error=one.outcome.error or "",
+        traceback=one.outcome.traceback or "",
+        attempts=_failures(one, lease),
+        submitted_at=clock.from_us(facts.submitted_at),
+        worker=batch.worker,
+        version=batch.version,
+    )
+
+
+def _parked_event(queue: str, one: Ended, reason: str, attempts: int) -> EmittedEvent:
+    fields = {"queue": queue, "actor": one.actor, "task_id": one.task_id, "reason": reason}
+    return "task.parked", {**fields, "attempts": attempts, "error": one.outcome.error}
+
+
+def _attach(batch: _Batch, ended: Sequence[Ended]) -> None:
+    """Insert what hooks enqueued, so that a chain is neither cut nor doubled; count groups down."""
+    following = [new for one in ended for new in one.outcome.follow_ups]
+    for one in ended:
+        if one.outcome.group is not None:
+            key, callbacks = one.outcome.group
+            if moves.count_down(batch.session, key) == 0:
+                following += callbacks
+    if following:
+        insert_invocations(batch.session, following)
+        batch.woken |= {new.queue_id for new in following}
