@@ -34,6 +34,7 @@ __all__ = [
     "known_actors",
     "list_tasks",
     "list_workers",
+    "live_workers",
     "queue_depth",
     "show_task",
     "store_health",
@@ -207,8 +208,10 @@ def show_task(session: Session, namespace_id: int, task_id: str) -> TaskDetail:
     )
 
 
-def queue_depth(session: Session, namespace_id: int, name: str | None = None) -> list[QueuePicture]:
-    """Every queue, or the named one, by name.
+def queue_depth(
+    session: Session, namespace_id: int, name: str | None = None, lease_ms: int = 30_000
+) -> list[QueuePicture]:
+    """Every queue, or the named one, by name; `lease_ms` tells which workers live.
 
     Raises:
         QueueNotFound: no such queue.
@@ -220,7 +223,8 @@ def queue_depth(session: Session, namespace_id: int, name: str | None = None) ->
         if row is None:
             raise QueueNotFound(f"no queue {name!r}; see `lattice-tasks queues list`")
         rows = [row]
-    serving = Counter(queue for worker in list_workers(session, namespace_id) for queue in worker.queues)
+    workers = live_workers(list_workers(session, namespace_id), lease_ms)
+    serving = Counter(queue for worker in workers for queue in worker.queues)
     return [_queue(session, row, serving[row[1]]) for row in rows]
 
 
@@ -243,6 +247,11 @@ def list_workers(session: Session, namespace_id: int) -> list[WorkerPicture]:
         )
         for row in pictures.list_workers(session, namespace_id)
     ]
+
+
+def live_workers(workers: Iterable[WorkerPicture], lease_ms: int) -> list[WorkerPicture]:
+    """Those that have beaten within the lease and were not asked to drain: they take new work."""
+    return [worker for worker in workers if worker.silent_s * 1_000 <= lease_ms and worker.state == "active"]
 
 
 def known_actors(workers: Iterable[WorkerPicture]) -> frozenset[str]:

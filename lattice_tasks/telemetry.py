@@ -62,7 +62,9 @@ EVENTS: dict[str, Event] = {
     "maintenance.pruned": Event("info", ("count",), "finished invocations past their retention removed"),
     "maintenance.failed": Event("error", ("chore", "error"), "a chore failed; it will be tried again"),
     "supervisor.child_started": Event("info", ("slot", "pid"), "a worker process started"),
-    "supervisor.child_died": Event("error", ("slot", "pid", "exit_code", "error"), "a worker process died; it is replaced"),
+    "supervisor.child_died": Event(
+        "error", ("slot", "pid", "exit_code", "error"), "a worker process died; it is replaced"
+    ),
     "supervisor.child_left": Event("info", ("slot", "pid"), "a worker process ended unasked in good order: drained"),
     "supervisor.child_killed": Event("warning", ("slot", "pid"), "it outlasted the time it had to stop"),
     "supervisor.start_failed": Event("error", ("slot", "error"), "no worker process could be started; tried again"),

@@ -9,7 +9,19 @@ from dataclasses import dataclass
 
 from lattice_tasks.store.engine import Session, Statement
 
-__all__ = ["Orphan", "WorkerRow", "beat", "bury", "free_leases", "leave", "my_leases", "place_orphan", "pulses", "register"]
+__all__ = [
+    "Orphan",
+    "WorkerRow",
+    "beat",
+    "bury",
+    "free_leases",
+    "leave",
+    "my_leases",
+    "place_orphan",
+    "pulses",
+    "register",
+    "set_state",
+]
 
 _STARTED = 8  # a bit of `flags`, as in tasks/invocation.py
 
@@ -44,9 +56,7 @@ _REGISTER = Statement(
        values (%s, %s, %s, %s, %s, %s, %s, 'active', 0, {now}, {now}) returning id"""
 )
 # The answer carries all that a beating worker must know: that it lives, whether it shall drain, what to cancel.
-_BEAT = Statement(
-    """update lattice_worker set beat = beat + 1, seen_at = {now} where id = %s returning state"""
-)
+_BEAT = Statement("""update lattice_worker set beat = beat + 1, seen_at = {now} where id = %s returning state""")
 _CANCELS = Statement("select seq from lattice_lease where worker_id = %s and flags & 4 <> 0")
 _PULSES = Statement("select id, beat, host, pid from lattice_worker")
 _MINE = Statement("select seq, batch from lattice_lease where worker_id = %s")
@@ -63,12 +73,18 @@ _TAKE_SOME = Statement(
 )
 _BACK = Statement("insert into lattice_ready (queue_id, seq, priority, attempt, flags) values (%s, %s, %s, %s, %s)")
 _LEAVE = Statement("delete from lattice_worker where id = %s")
+_SET_STATE = Statement("update lattice_worker set state = %s where namespace_id = %s and id = %s")
 
 
 def register(session: Session, row: WorkerRow) -> int:
     """The id of a new incarnation; ids are never given twice."""
     columns = (row.namespace_id, row.host, row.pid, row.threads, row.queues, row.actors, row.version)
     return session.fetch(_REGISTER, columns)[0][0]
+
+
+def set_state(session: Session, namespace_id: int, worker_id: int, state: str) -> bool:
+    """Ask a worker to be `active` or `draining`; it learns of it with its next beat. False: there is none of this id."""
+    return session.execute(_SET_STATE, (state, namespace_id, worker_id)) == 1
 
 
 def beat(session: Session, worker_id: int) -> tuple[str | None, list[int]]:
@@ -128,4 +144,3 @@ def leave(session: Session, worker_id: int) -> int:
             session.execute(_BACK, (queue_id, seq, priority, attempt, flags & ~_STARTED))
         session.execute(_LEAVE, (worker_id,))
     return len(leases)
-

@@ -1,0 +1,162 @@
+"""Which dead letters a command means, and how it works through many of them with an answer for each.
+
+A letter is named by its entry id on the shelf of `--queue`, or by its task's id, which needs no queue. What a command
+works on is fixed before it begins: letters that arrive meanwhile are not touched.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import click
+
+from lattice_tasks import insights
+from lattice_tasks.admin.desk import CONFLICT, PARTLY, Desk
+from lattice_tasks.admin.progress import progress
+from lattice_tasks.dead_letters.replay import Answer, Outcome
+from lattice_tasks.dead_letters.shelf import Shelf
+from lattice_tasks.errors import DeadLetterNotFound, TaskNotFound
+
+__all__ = ["COLUMNS", "FIELDS", "Result", "Target", "end_with", "the_letter", "wanted", "work_through"]
+
+FIELDS = ("entry_id", "queue", "task_id", "outcome", "detail")
+COLUMNS = ("entry_id", "queue", "outcome", "detail")
+_PART = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One letter that was asked for. `detail` says why it cannot be on any shelf; empty: it was there a moment ago."""
+
+    queue: str | None
+    entry_id: int | None
+    task_id: str | None = None
+    detail: str = ""
+
+
+@dataclass(slots=True)
+class Result:
+    """What became of one target; `outcome` is a word for the user."""
+
+    target: Target
+    outcome: str
+    detail: str = ""
+
+    @property
+    def record(self) -> Mapping[str, Any]:
+        """As it is shown."""
+        target = self.target
+        values = (target.entry_id, target.queue, target.task_id, self.outcome, self.detail or None)
+        return dict(zip(FIELDS, values, strict=True))
+
+
+@dataclass
+class _Shelves:
+    desk: Desk
+    opened: dict[str, Shelf] = field(default_factory=dict)
+
+    def of(self, queue: str) -> Shelf:
+        if queue not in self.opened:
+            self.opened[queue] = self.desk.lattice.dead_letters(queue)
+        return self.opened[queue]
+
+
+def wanted(
+    desk: Desk, queue: str | None, ids: Sequence[str], is_all: bool, reason: str | None = None, actor: str | None = None
+) -> list[Target]:
+    """The letters that the arguments name; with `--all`, those that lie on the shelf now.
+
+    Raises:
+        click.UsageError: neither or both were said, or an entry id without its queue.
+        QueueNotFound: no such queue.
+    """
+    if is_all == bool(ids):
+        raise click.UsageError("name the dead letters by ID, or say --all (not both)")
+    if is_all:
+        if queue is None:
+            raise click.UsageError("--all needs --queue: whose shelf?")
+        letters = desk.lattice.dead_letters(queue).list(reason=reason, actor=actor)
+        return [Target(queue, letter.entry_id, letter.task_id) for letter in letters]
+    if reason or actor:
+        raise click.UsageError("--actor and --only narrow --all; IDs are meant as they are")
+    if queue is not None:
+        desk.lattice.queues.get(queue)
+    named = [_target(desk, queue, text) for text in dict.fromkeys(ids)]
+    twice = {(target.queue, target.entry_id or target.detail): target for target in reversed(named)}
+    return [target for target in named if target in twice.values()]
+
+
+def the_letter(desk: Desk, queue: str | None, text: str) -> Target:
+    """The one letter that an argument names.
+
+    Raises:
+        DeadLetterNotFound: it cannot be on any shelf.
+    """
+    (target,) = wanted(desk, queue, [text], is_all=False)
+    if target.detail:
+        raise DeadLetterNotFound(target.detail)
+    return target
+
+
+def work_through(
+    desk: Desk, targets: Sequence[Target], label: str, done: str, act: Callable[[Shelf, Sequence[int]], list[Answer]]
+) -> list[Result]:
+    """Do it to every target, a part at a time, in the order given; `done` is the outcome's word when it was done."""
+    shelves, results = _Shelves(desk), {}
+    words = {Outcome.DONE: done, Outcome.UNKNOWN: "not_found"}
+    by_queue: dict[str, list[Target]] = {}
+    for target in targets:
+        if target.detail or target.queue is None:
+            results[target] = Result(target, "not_found", target.detail)
+        else:
+            by_queue.setdefault(target.queue, []).append(target)
+    with progress(desk.screen, label, len(targets)) as advance:
+        for queue, ours in by_queue.items():
+            for start in range(0, len(ours), _PART):
+                part = {target.entry_id or 0: target for target in ours[start : start + _PART]}
+                for answer in act(shelves.of(queue), list(part)):
+                    target = part[answer.entry_id]
+                    results[target] = Result(target, words.get(answer.outcome, answer.outcome.value), answer.detail)
+                advance(len(part))
+    return [results[target] for target in targets]
+
+
+def end_with(desk: Desk, results: Sequence[Result], good: Sequence[str]) -> None:
+    """Leave with the exit code that tells how much was done: all, some, or nothing and why.
+
+    Raises:
+        click.exceptions.Exit: unless everything was done.
+    """
+    failed = [result for result in results if result.outcome not in good]
+    if not failed:
+        return
+    bad = {result.outcome for result in failed}
+    why = failed[0].detail or failed[0].outcome.replace("_", " ")
+    desk.screen.complain(
+        f"error: {len(failed)} of {len(results)} not done: {why}" if len(results) > 1 else f"error: {why}"
+    )
+    if any(result.outcome in good for result in results):
+        raise click.exceptions.Exit(PARTLY)
+    codes = {"not_found": DeadLetterNotFound.exit_code, "already_handled": CONFLICT}
+    raise click.exceptions.Exit(codes.get(bad.pop(), 1) if len(bad) == 1 else 1)
+
+
+def _target(desk: Desk, queue: str | None, text: str) -> Target:
+    if text.isascii() and text.isdecimal():
+        if queue is None:
+            raise click.UsageError(f"dead letter {text}: entry ids count per queue; add --queue, or give the task's id")
+        try:
+            return Target(queue, int(text), desk.lattice.dead_letters(queue).get(int(text)).task_id or None)
+        except DeadLetterNotFound as error:
+            return Target(queue, int(text), detail=str(error))
+    try:
+        with desk.session() as (session, namespace_id):
+            task = insights.show_task(session, namespace_id, text).task
+    except TaskNotFound:
+        return Target(queue, None, detail=f"no dead letter and no task {text}")
+    if task.entry_id is None or (queue is not None and task.queue != queue):
+        where = f" of queue {queue}" if queue else ""
+        return Target(
+            queue, None, task.id, f"task {task.id} is {task.state} in queue {task.queue}; not on the shelf{where}"
+        )
+    return Target(task.queue, task.entry_id, task.id)

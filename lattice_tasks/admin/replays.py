@@ -1,0 +1,112 @@
+"""`lattice-tasks dlq replay`: one more attempt for dead letters, through a worker or in this very process."""
+
+import threading
+from collections.abc import Sequence
+
+import click
+
+from lattice_tasks import clock, insights
+from lattice_tasks.admin import letters
+from lattice_tasks.admin.desk import TIMED_OUT, Desk, pass_desk
+from lattice_tasks.admin.letters import Result
+from lattice_tasks.admin.options import Change, changing
+from lattice_tasks.admin.progress import progress
+from lattice_tasks.dead_letters.entry import REASONS
+from lattice_tasks.errors import TaskNotFound
+from lattice_tasks.tasks.invocation import State
+
+__all__ = ["replay"]
+
+_LOOK_EVERY_S = 0.1
+
+
+@click.command()
+@click.argument("ids", metavar="ID...", nargs=-1)
+@click.option("--queue", metavar="Q", help="The queue; not needed with tasks' ids.")
+@click.option("--all", "is_all", is_flag=True, help="Every letter that is on the shelf of --queue now.")
+@click.option("--only", type=click.Choice(REASONS), help="With --all: only letters with this reason tag.")
+@click.option("--actor", metavar="NAME", help="With --all: only letters of this actor.")
+@click.option("--wait", "wait_s", type=click.FloatRange(min=0), metavar="S", help="Wait S seconds for the outcome.")
+@click.option("--here", is_flag=True, help="Run it in this process instead of a worker; needs --app.")
+@click.option("--app", metavar="MODULE", help="With --here: the module that declares the tasks.")
+@click.option("--pdb", is_flag=True, help="With --here: open the debugger where the task fails.")
+@changing
+@pass_desk
+def replay(
+    desk: Desk,
+    ids: tuple[str, ...],
+    queue: str | None,
+    is_all: bool,
+    only: str | None,
+    actor: str | None,
+    wait_s: float | None,
+    here: bool,
+    app: str | None,
+    pdb: bool,
+    change: Change,
+) -> None:
+    """Give dead letters one more attempt, under the same task id.
+
+    A letter stays on the shelf while it is replayed; success takes it away, another failure leaves it there with the
+    new error.
+    """
+    if (app or pdb) and not here:
+        raise click.UsageError("--app and --pdb belong to --here")
+    if here and not app:
+        raise click.UsageError("--here needs --app: the module that declares the task")
+    targets = letters.wanted(desk, queue, ids, is_all, only, actor)
+    if not targets:
+        desk.screen.many([], letters.FIELDS, letters.COLUMNS, "dead letters")
+        return
+    noun = f"{len(targets)} dead letter{'s' if len(targets) > 1 else ''}" + (f" of queue {queue}" if queue else "")
+    if is_all:
+        desk.confirm(change, f"Replay {noun}?")
+    if change.is_dry:
+        results = [Result(target, "would_replay", target.detail) for target in targets]
+    else:
+        results = _through_workers(desk, targets, wait_s)
+        desk.record(change, "replay", noun)
+    desk.screen.many([result.record for result in results], letters.FIELDS, letters.COLUMNS, "dead letters")
+    if any(result.outcome == "waiting" for result in results):
+        desk.fail(TIMED_OUT, f"after {wait_s:g} s not all had ended; look again with `lattice-tasks tasks show ID`")
+    letters.end_with(desk, results, ("replaying", "succeeded", "would_replay"))
+
+
+def _through_workers(desk: Desk, targets: Sequence[letters.Target], wait_s: float | None) -> list[Result]:
+    results = letters.work_through(desk, targets, "replaying", "replaying", lambda shelf, part: shelf.replay_many(part))
+    if wait_s is not None:
+        _await(desk, results, wait_s)
+    return results
+
+
+def _await(desk: Desk, results: Sequence[Result], wait_s: float) -> None:
+    """Fill in how each replay ended; `waiting` for those that did not in time."""
+    deadline, pause = clock.monotonic() + wait_s, threading.Event()
+    pending = [result for result in results if result.outcome == "replaying"]
+    with progress(desk.screen, "waiting for outcomes", len(pending)) as advance:
+        while pending:
+            ended = [result for result in pending if _has_ended(desk, result)]
+            advance(len(ended))
+            pending = [result for result in pending if result not in ended]
+            if not pending or clock.monotonic() >= deadline:
+                break
+            pause.wait(_LOOK_EVERY_S)
+    for result in pending:
+        result.outcome = "waiting"
+
+
+def _has_ended(desk: Desk, result: Result) -> bool:
+    target = result.target
+    if target.task_id is None:  # named by its entry id
+        return False
+    try:
+        with desk.session() as (session, namespace_id):
+            task = insights.show_task(session, namespace_id, target.task_id).task
+    except TaskNotFound:
+        result.outcome, result.detail = "succeeded", "its task has been pruned since"
+        return True
+    if task.state.is_open:
+        return False
+    result.outcome = task.state.value
+    result.detail = "" if task.state is State.SUCCEEDED else f"failed again: {task.error}"
+    return True
