@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 from lattice_tasks.errors import InvalidInput, NaiveInstant
 
-__all__ = ["MAX_DELAY_US", "aware", "from_us", "monotonic", "to_us", "us_of", "wall_us"]
+__all__ = ["MAX_DELAY_US", "aware", "from_us", "monotonic", "monotonic_ns", "to_us", "us_of", "wall_us"]
 
 #: Ten years in microseconds: nothing may be put off for longer.
 MAX_DELAY_US = 3652 * 86_400 * 1_000_000
@@ -18,6 +18,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
 monotonic = time.monotonic
+monotonic_ns = time.monotonic_ns
 
 
 def wall_us() -> int:

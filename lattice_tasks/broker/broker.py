@@ -261,7 +261,7 @@ class LatticeBroker(dramatiq.Broker):
     def _begin(self, message: LatticeMessage) -> None:
         claimed = message.claimed
         message.thread_id = threading.get_ident()
-        message.started_ns = int(clock.monotonic() * 1e9)
+        message.started_ns = clock.monotonic_ns()
         current.enter(claimed.id, message.queue_name, claimed.actor, claimed.attempt + 1, claimed.submitted_at)
 
     def _boot(self, worker: dramatiq.Worker) -> None:
@@ -291,7 +291,7 @@ class LatticeBroker(dramatiq.Broker):
             parts.engine,
             pump,
             parts.settings.beat_ms / 1_000,
-            parts.chores(pump.wake_and_tell),
+            parts.chores(pump.tell),
             lambda thread_id: raise_thread_exception(thread_id, Cancelled),
             self._mend_threads,
         )

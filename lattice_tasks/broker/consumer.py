@@ -5,7 +5,8 @@ from queue import Empty
 
 from dramatiq.broker import Consumer, MessageProxy
 
-from lattice_tasks.broker.pump import Lane, Pump
+from lattice_tasks.broker.lane import Lane
+from lattice_tasks.broker.pump import Pump
 
 __all__ = ["LatticeConsumer"]
 

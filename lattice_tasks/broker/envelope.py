@@ -25,7 +25,7 @@ class LatticeMessage(MessageProxy):
         batch: with the worker's id, the fencing token.
         outcome: how it ended, once that is decided; the first decision stands.
         follow_ups: what hooks enqueued between the decision and the ack.
-        started_ns: monotonic; 0 until a thread runs it.
+        started_ns, ended_ns: monotonic; 0 until a thread has begun, and ended, to run it.
         thread_id: of the thread that runs it.
     """
 
@@ -48,6 +48,7 @@ class LatticeMessage(MessageProxy):
         self.group: tuple[str, list[NewInvocation]] | None = None
         self.cancel_reason: str | None = None
         self.started_ns = 0
+        self.ended_ns = 0
         self.thread_id = 0
         if claimed.attempt:
             self.options.setdefault("retries", claimed.attempt)

@@ -1,0 +1,88 @@
+"""A queue as one worker process serves it, and how free threads are shared among several.
+
+Look ahead in time, not in count: for free threads, plus only as many more as finish within a moment at the queue's recent
+run time. So a tiny task costs no round trip, and a long one never holds back an urgent one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+
+from lattice_tasks.broker.envelope import LatticeMessage
+from lattice_tasks.dead_letters.parking import ShelfSpec
+from lattice_tasks.store.turns import Want
+
+__all__ = ["Lane", "share"]
+
+_FULL_LOOK_S = 0.25
+
+
+@dataclass(slots=True)
+class Lane:
+    """One queue.
+
+    Attributes:
+        feed: claimed messages on their way to Dramatiq's consumer thread.
+        floor: where the next claim begins to look; skips dead index entries, 0 finds everything.
+        looked_at: when a claim last looked from the start.
+        has_more: whether there may be work: the last claim was full, or a wake-up came.
+        mean_s: recent mean run time; None before the first.
+    """
+
+    name: str
+    queue_id: int
+    shelf: ShelfSpec
+    feed: SimpleQueue[LatticeMessage] = field(default_factory=SimpleQueue)
+    floor: int = 0
+    looked_at: float = 0.0
+    has_more: bool = True
+    mean_s: float | None = None
+
+    def measure(self, run_s: float) -> None:
+        """Take a run time into the recent mean."""
+        self.mean_s = run_s if self.mean_s is None else 0.9 * self.mean_s + 0.1 * run_s
+
+    def ahead(self, threads: int, lookahead_s: float, most: int) -> int:
+        """How many more than the free threads may be claimed: what finishes within `lookahead_s`."""
+        if self.mean_s is None:
+            return 0
+        return min(most, int(threads * lookahead_s / max(self.mean_s, 1e-6)))
+
+    def wake(self) -> None:
+        """There is work, perhaps below the floor."""
+        self.has_more = True
+        self.floor = 0
+
+    def note(self, want: Want, seqs: Sequence[int], now: float, cost_s: float) -> bool:
+        """Remember what a claim brought; whether it was full.
+
+        The floor is a hint. What appeared below it is found by a look from the start, at most a twentieth of the time.
+        """
+        is_full = len(seqs) >= want.limit
+        if want.floor == 0:
+            self.looked_at = now
+        self.has_more = is_full or want.floor > 0
+        is_due = now - self.looked_at >= max(_FULL_LOOK_S, 20 * cost_s)
+        self.floor = max(seqs) if is_full and not is_due else 0
+        return is_full
+
+    def take_back(self) -> list[LatticeMessage]:
+        """Everything that the consumer thread has not taken yet."""
+        messages = []
+        while True:
+            try:
+                messages.append(self.feed.get_nowait())
+            except Empty:
+                return messages
+
+
+def share(lanes: Sequence[Lane], free: int, aheads: dict[int, int], turn: int) -> list[Want]:
+    """Claims that fill `free` threads round robin, beginning with another lane each turn, and each lane's look-ahead."""
+    first = turn % len(lanes) if lanes else 0
+    wants = []
+    for position, lane in enumerate([*lanes[first:], *lanes[:first]]):
+        threads = free // len(lanes) + (1 if position < free % len(lanes) else 0)
+        limit = threads + aheads.get(lane.queue_id, 0)
+        if limit > 0:
+            wants.append(Want(lane.queue_id, limit, lane.floor))
+    return wants
