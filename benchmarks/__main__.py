@@ -56,11 +56,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 69
     summary = report.summarised(runs)
     options.json.write_text(json.dumps({"about": about, "summary": summary, "runs": runs}, indent=1) + "\n")
-    kept = report.show(console, summary)
+    sheets = report.sheets(summary)
+    report.show(console, sheets)
+    if options.markdown:
+        options.markdown.write_text(report.markdown(sheets))
     console.print(f"All runs: {options.json}", soft_wrap=True)
     for failure in failures:
         console.print(failure, style="red", markup=False)
-    return 0 if not failures and (kept or options.quick) else 1
+    return 0 if not failures and (options.quick or report.are_goals_kept(summary)) else 1
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -78,6 +81,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         help=f"a peer or a figure; may be repeated: {'; '.join(names)}",
     )
     parser.add_argument("--json", type=Path, default=home() / "benchmarks" / "results.json", help="where the runs go")
+    parser.add_argument("--markdown", type=Path, help="write the tables here, too, for a page")
     return parser.parse_args(arguments)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["GOALS", "Goal", "Medians"]
+__all__ = ["EMBEDDED", "GOALS", "OURS", "Goal", "Medians"]
 
 #: peer → (figure, number) → median.
 Medians = Mapping[str, Mapping[tuple[str, str], float]]
@@ -34,7 +34,7 @@ class Goal:
         return value >= bound if self.more_is_better else value <= bound
 
     @property
-    def bound(self) -> str:
+    def bounds(self) -> str:
         """Both bounds as text."""
         sign = "≥" if self.more_is_better else "≤"
         texts = [f"{sign} {bound:g}" if bound is not None else "–" for bound in (self.must, self.aim)]
