@@ -12,7 +12,7 @@ The floors of this package; imports only go down:
     fifo                                        one engine under every buffer
     store                                       the only room that speaks SQL
     clock   keys   settings   telemetry
-    errors
+    errors   masking
 """
 
 from lattice_tasks.app import Lattice

@@ -12,17 +12,11 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from lattice_tasks.errors import SettingsError
+from lattice_tasks.masking import masked
 
-__all__ = ["DEFAULT_FILE", "Settings", "load", "masked"]
+__all__ = ["DEFAULT_FILE", "Settings", "load"]
 
 DEFAULT_FILE = "lattice.toml"
-_PASSWORD = re.compile(r"(?<=://)([^/@\s:]*):([^@\s]*)@")
-_SECRET_OPTION = re.compile(r"((?:password|passfile|sslkey|sslpassword)=)[^&\s]+", re.IGNORECASE)
-
-
-def masked(url: str) -> str:
-    """The URL with every password replaced by `***`, fit for logs and screens."""
-    return _SECRET_OPTION.sub(r"\1***", _PASSWORD.sub(r"\1:***@", url))
 
 
 @dataclass(frozen=True, slots=True)

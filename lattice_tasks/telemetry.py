@@ -12,7 +12,7 @@ from typing import Any, TextIO
 
 import structlog
 
-from lattice_tasks.settings import masked
+from lattice_tasks.masking import masked
 
 __all__ = ["EVENTS", "Event", "Telemetry", "make_log"]
 
@@ -101,7 +101,7 @@ class Telemetry:
         for listener in self._listeners:
             try:
                 listener(name, fields)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - a listener is somebody else's code
                 self._log.error("telemetry.listener_failed", listener=repr(listener), error=repr(error))
 
 

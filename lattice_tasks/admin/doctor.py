@@ -13,7 +13,8 @@ from lattice_tasks.admin.findings import ERROR, INFO, OK, Finding
 from lattice_tasks.admin.options import Verb
 from lattice_tasks.broker.probe import probe
 from lattice_tasks.errors import BrokerUnavailable, SchemaMismatch, SettingsError, StoreError
-from lattice_tasks.settings import Settings, masked
+from lattice_tasks.masking import masked
+from lattice_tasks.settings import Settings
 from lattice_tasks.store.schema import status
 
 __all__ = ["doctor", "health"]

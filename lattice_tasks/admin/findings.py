@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from lattice_tasks import clock, insights
 from lattice_tasks.insights import QueuePicture, StoreHealth, WorkerPicture
-from lattice_tasks.settings import Settings, masked
+from lattice_tasks.masking import masked
+from lattice_tasks.settings import Settings
 from lattice_tasks.store.engine import POSTGRES, Session, sqlite_version
 from lattice_tasks.tasks.invocation import State
 

@@ -14,7 +14,8 @@ from lattice_tasks.broker.supervisor import Supervisor
 from lattice_tasks.clock import us_of
 from lattice_tasks.errors import AppImportFailed
 from lattice_tasks.insights import has_wal_fault
-from lattice_tasks.settings import Settings, masked
+from lattice_tasks.masking import masked
+from lattice_tasks.settings import Settings
 from lattice_tasks.store.engine import POSTGRES, SQLITE
 from lattice_tasks.telemetry import Telemetry, make_log
 

@@ -66,7 +66,7 @@ class LatticeTask(dramatiq.Actor[P, R], Generic[P, R]):
         """
         options = {"_priority": _priority, "_delay": _delay, "_deadline": _deadline}
         given = {name: value for name, value in options.items() if value is not None}
-        pairs = [(_positional(call), {}) for call in calls]
+        pairs: list[tuple[tuple, dict[str, Any]]] = [(_positional(call), {}) for call in calls]
         return self.submits.submit_calls(self.queue_name, self.actor_name, pairs, given)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:

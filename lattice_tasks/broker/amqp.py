@@ -17,10 +17,11 @@ from pika.exceptions import AMQPError, ChannelClosedByBroker, ConnectionWrongSta
 from lattice_tasks import clock
 from lattice_tasks.broker.notifier import LocalNotifier, OnWake
 from lattice_tasks.errors import SettingsError
-from lattice_tasks.settings import Settings, masked
+from lattice_tasks.masking import masked
+from lattice_tasks.settings import Settings
 from lattice_tasks.telemetry import Telemetry
 
-__all__ = ["AmqpNotifier", "WAKE", "parameters"]
+__all__ = ["WAKE", "AmqpNotifier", "parameters"]
 
 #: The whole body of a wake-up. Anything else on a wake-up queue is dropped and counted.
 WAKE = b"lattice-wake-1"

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any
+from typing import Any, cast
 
 import dramatiq
 from dramatiq.errors import ConnectionFailed, QueueJoinTimeout
@@ -267,7 +267,7 @@ class LatticeBroker(dramatiq.Broker):
     def _boot(self, worker: dramatiq.Worker) -> None:
         parts = self._parts
         work_queue = WorkQueue()
-        worker.work_queue = work_queue
+        worker.work_queue = cast(Any, work_queue)  # it has all that the worker uses of a PriorityQueue
         me = f"{socket.gethostname()}:{os.getpid()}"
         pump = Pump(
             parts.engine,

@@ -64,7 +64,9 @@ class DeadLetters(Middleware):
     def actor_options(self) -> set[str]:
         return {"max_retries", "min_backoff", "max_backoff", "retry_when", "throws", "on_retry_exhausted"}
 
-    def pin(self, broker: dramatiq.Broker, message: LatticeMessage, result: Any, exception: BaseException | None) -> None:
+    def pin(
+        self, broker: dramatiq.Broker, message: LatticeMessage, result: Any, exception: BaseException | None
+    ) -> None:
         """Decide the outcome of an attempt, unless it is decided already."""
         if message.outcome is None:
             if exception is None and not message.failed:
@@ -192,7 +194,7 @@ def _texts(exception: BaseException | None) -> tuple[str, str | None]:
         return "failed without an exception", None
     try:
         text = str(exception)
-    except Exception as second:
+    except Exception as second:  # noqa: BLE001 - somebody else's __str__
         text = f"(its text cannot be read: {type(second).__name__})"
     lines = traceback.format_exception(exception, limit=30) if exception.__traceback__ else []
     return cleaned(f"{type(exception).__name__}: {text}", _TEXT_LIMIT), cleaned("".join(lines), _TRACE_LIMIT)
@@ -211,7 +213,7 @@ def _fits(fn: Callable[..., Any], message: LatticeMessage) -> bool:
 def _is_too_old(broker: dramatiq.Broker, message: LatticeMessage) -> bool:
     if not isinstance(message._exception, SkipMessage):
         return False
-    limit = next((one.max_age for one in broker.middleware if isinstance(one, AgeLimit)), None)
+    limit: float | None = next((one.max_age for one in broker.middleware if isinstance(one, AgeLimit)), None)
     actor = broker.actors.get(message.actor_name)
     limit = message.options.get("max_age") or (actor.options.get("max_age", limit) if actor else limit)
-    return bool(limit) and clock.wall_us() // 1_000 - message.message_timestamp >= limit
+    return limit is not None and 0 < limit <= clock.wall_us() // 1_000 - message.message_timestamp

@@ -5,7 +5,7 @@ from pika.exceptions import AMQPError
 
 from lattice_tasks.broker.amqp import parameters
 from lattice_tasks.errors import BrokerUnavailable
-from lattice_tasks.settings import masked
+from lattice_tasks.masking import masked
 
 __all__ = ["probe"]
 

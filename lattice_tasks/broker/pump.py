@@ -6,6 +6,7 @@ claimed at once; loaded, hundreds share a commit.
 
 import threading
 from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from time import sleep
 from typing import Any
@@ -221,10 +222,8 @@ class Pump:
         if not self._has_reason():
             self._is_armed = True
             if not self._has_reason():
-                try:
+                with suppress(Empty):
                     self._bell.get(timeout=self._patience_s())
-                except Empty:
-                    pass
             self._is_armed = False
         if len(self._buffer) and self._unstarted() > self._threads:
             sleep(_JOIN_S)
@@ -331,9 +330,8 @@ class Pump:
         lanes = list(self._lanes.values())
         is_poll = self._is_woken or clock.monotonic() - self._polled_at >= self._poll_s()
         hopeful = [lane for lane in lanes if lane.has_more] or (lanes if is_poll else [])
-        aheads = {queue_id: ahead for queue_id, ahead in self._aheads().items()}
         self._turns += 1
-        return share(hopeful, max(0, self._free()), aheads, self._turns)
+        return share(hopeful, max(0, self._free()), self._aheads(), self._turns)
 
     def _turn(self, session: Session, plain: list[LatticeMessage], wants: list[Want]) -> None:
         self._turns += 1

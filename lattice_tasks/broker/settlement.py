@@ -59,7 +59,8 @@ class SettlementBuffer:
         """What is here now: plain successes for the fast lane, and the rest."""
         while self._arrived:
             self._kept.append(self._arrived.popleft())
-        plain, special = [], []
+        plain: list[LatticeMessage] = []
+        special: list[LatticeMessage] = []
         for message in self._kept:
             if message.outcome is None:
                 error = "the message came back without an outcome"

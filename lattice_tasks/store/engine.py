@@ -22,14 +22,15 @@ from playhouse.pool import PooledPostgresqlDatabase, PooledSqliteDatabase
 
 from lattice_tasks import clock
 from lattice_tasks.errors import InvalidOperation, SettingsError, StoreError, StoreInvalid, StoreUnavailable
-from lattice_tasks.settings import Settings, masked
+from lattice_tasks.masking import masked
+from lattice_tasks.settings import Settings
 
 try:  # peewee takes the same one: a fixed SQLite where its wheel installs
     from pysqlite3 import dbapi2 as sqlite
 except ImportError:
     sqlite = sqlite3
 
-__all__ = ["Engine", "POSTGRES", "SQLITE", "Session", "Statement", "sqlite_version"]
+__all__ = ["POSTGRES", "SQLITE", "Engine", "Session", "Statement", "sqlite_version"]
 
 POSTGRES, SQLITE = "postgres", "sqlite"
 sqlite_version: tuple[int, ...] = sqlite.sqlite_version_info

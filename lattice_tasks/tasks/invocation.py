@@ -8,7 +8,7 @@ import enum
 
 from lattice_tasks.errors import InvalidOperation
 
-__all__ = ["Flag", "State", "TRANSITIONS", "drawing", "step"]
+__all__ = ["TRANSITIONS", "Flag", "State", "drawing", "step"]
 
 
 class State(enum.StrEnum):

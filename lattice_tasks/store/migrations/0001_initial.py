@@ -4,6 +4,8 @@ Hot tables (`ready`, `scheduled`, `lease`) hold only what waits, sleeps or runs,
 at thousands a second, and the store's own moves are their only writers. `invocation` is wide and cold.
 """
 
+from typing import Any
+
 C = ' collate "C"'
 
 TABLES = """
@@ -62,7 +64,8 @@ alter table {table} set (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuu
 """
 
 
-def up(migrator, db):
+def up(migrator: Any, db: Any) -> None:
+    """Make every table and index; `playhouse.migrations` calls it with its migrator and the database."""
     postgres = type(migrator).__name__.startswith("Postgres")
     for statement in TABLES.format(**(POSTGRES if postgres else SQLITE)).split(";"):
         db.execute_sql(statement)
