@@ -270,5 +270,3 @@ class Lattice:
                 with self.engine.apart() as session:
                     self._opened = open_namespace(session, self.settings.namespace, uuid.uuid4().hex[:12])
             return self._opened
-
-

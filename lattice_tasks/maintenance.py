@@ -68,9 +68,7 @@ class Maintenance:
             found = rescue(session, worker_id, beat)
             if found is None:
                 continue
-            self._telemetry.emit(
-                "worker.lost", worker=worker_id, host=found.host, pid=found.pid, leases=found.leases
-            )
+            self._telemetry.emit("worker.lost", worker=worker_id, host=found.host, pid=found.pid, leases=found.leases)
             if found.queue_ids:
                 self._wake(found.queue_ids)
 

@@ -70,9 +70,7 @@ class StoreRateLimiterBackend(RateLimiterBackend):
     def decr(self, key: str, amount: int, minimum: int, ttl: int) -> bool:
         return self._change(key, -amount, minimum, None, ttl)
 
-    def incr_and_sum(
-        self, key: str, keys: Callable[[], Iterable[str]], amount: int, maximum: int, ttl: int
-    ) -> bool:
+    def incr_and_sum(self, key: str, keys: Callable[[], Iterable[str]], amount: int, maximum: int, ttl: int) -> bool:
         self._ready()
         with self._engine.session() as session:
             return counters.add_within_sum(session, key, list(keys()), amount, maximum, ttl)

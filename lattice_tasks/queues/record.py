@@ -68,9 +68,7 @@ def require_name(name: object) -> str:
 class Queues:
     """The queues of one namespace."""
 
-    def __init__(
-        self, engine: Engine, namespace: str, namespace_id: Callable[[], int], telemetry: Telemetry
-    ) -> None:
+    def __init__(self, engine: Engine, namespace: str, namespace_id: Callable[[], int], telemetry: Telemetry) -> None:
         self._engine = engine
         self._namespace = namespace
         self._namespace_id = namespace_id

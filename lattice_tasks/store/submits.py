@@ -54,7 +54,9 @@ _ONE_LATER = Statement(
         insert into lattice_scheduled (queue_id, due_at, seq, priority, attempt, flags)
         select queue_id, coalesce(%s::bigint, {{now}} + %s::bigint), seq, priority, 0, 0 from new returning seq"""
 )
-_PLACE_READY = Statement("insert into lattice_ready (queue_id, seq, priority, attempt, flags) values (%s, %s, %s, 0, 0)")
+_PLACE_READY = Statement(
+    "insert into lattice_ready (queue_id, seq, priority, attempt, flags) values (%s, %s, %s, 0, 0)"
+)
 _PLACE_LATER = Statement(
     """insert into lattice_scheduled (queue_id, due_at, seq, priority, attempt, flags)
        values (%s, coalesce(%s, {now} + %s), %s, %s, 0, 0)"""

@@ -126,9 +126,7 @@ _PROMOTE = Statement(
         where queue_id = %s and due_at <= %s order by due_at limit %s returning seq""",
 )
 _LITE_PROMOTED = Statement("delete from lattice_scheduled where seq = %s")
-_MARK_STARTED = Statement(
-    "update lattice_lease set flags = flags | 8 where worker_id = %s and seq = %s and batch = %s"
-)
+_MARK_STARTED = Statement("update lattice_lease set flags = flags | 8 where worker_id = %s and seq = %s and batch = %s")
 
 
 def turn(

@@ -59,9 +59,7 @@ class JobPicture:
 class Jobs:
     """Looks up, waits for and cancels invocations of one namespace."""
 
-    def __init__(
-        self, engine: Engine, queues: Queues, namespace_id: Callable[[], int], telemetry: Telemetry
-    ) -> None:
+    def __init__(self, engine: Engine, queues: Queues, namespace_id: Callable[[], int], telemetry: Telemetry) -> None:
         self._engine = engine
         self._queues = queues
         self._namespace_id = namespace_id
