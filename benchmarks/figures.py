@@ -2,6 +2,8 @@
 
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import psycopg
@@ -57,11 +59,7 @@ def bulk(ground: Ground, peer: Peer, scale: Scale) -> Figures:
 
 def idle(ground: Ground, peer: Peer, scale: Scale) -> Figures:
     """What workers cost that have nothing to do, and what it costs to start them."""
-    produce(ground, peer, "reset")
-    marks.clear(ground.folder)
-    with Workers(ground, peer) as workers:
-        time.sleep(scale.settle_s)
-        workers.require_alive()
+    with _settled_workers(ground, peer, scale) as workers:
         start_cpu_s = workers.cpu_s()
         time.sleep(scale.idle_s)
         idle_cpu_s = workers.cpu_s() - start_cpu_s
@@ -98,11 +96,7 @@ def drain_now(ground: Ground, peer: Peer, tasks: int) -> Figures:
 
 def latency(ground: Ground, peer: Peer, scale: Scale) -> Figures:
     """One task at a time on idle workers."""
-    produce(ground, peer, "reset")
-    marks.clear(ground.folder)
-    with Workers(ground, peer) as workers:
-        time.sleep(scale.settle_s)
-        workers.require_alive()
+    with _settled_workers(ground, peer, scale):
         return produce(ground, peer, "latency", scale.latency_tasks)
 
 
@@ -119,3 +113,14 @@ def measured(ground: Ground, peer: Peer, figure: str, scale: Scale) -> Figures:
         return FIGURES[figure](ground, peer, scale)
     except (subprocess.SubprocessError, OSError, psycopg.Error) as error:
         raise Failed(f"{peer.module} {figure}: {error}") from error
+
+
+@contextmanager
+def _settled_workers(ground: Ground, peer: Peer, scale: Scale) -> Iterator[Workers]:
+    """Workers on an empty queue that have done with starting."""
+    produce(ground, peer, "reset")
+    marks.clear(ground.folder)
+    with Workers(ground, peer) as workers:
+        time.sleep(scale.settle_s)
+        workers.require_alive()
+        yield workers
