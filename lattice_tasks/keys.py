@@ -29,7 +29,8 @@ def id_of(key: str) -> int | None:
     digits = key[2:]
     if not key.startswith("e/") or len(digits) != _DIGITS or not (digits.isascii() and digits.isdigit()):
         return None
-    return int(digits)
+    entry_id = int(digits)
+    return entry_id if 1 <= entry_id <= MAX_ID else None
 
 
 def prefix_end(prefix: str) -> str | None:
