@@ -1,8 +1,8 @@
 """The operator's seam: look at a queue's dead letters, replay them, discard them.
 
 Looking takes no lock and writes nothing. A replay or discard changes the letter and its invocation in one transaction;
-events and the wake-up follow the commit. Many ids go in parts of a bounded size, each its own transaction, and every id
-gets its answer: doing the same again is always safe.
+events and the wake-up follow the commit (inside a caller's own transaction they come before it). Many ids go in parts of
+a bounded size, each its own transaction, and every id gets its answer: doing the same again is always safe.
 """
 
 import builtins
