@@ -4,8 +4,9 @@ import re
 
 __all__ = ["masked"]
 
-_PASSWORD = re.compile(r"(?<=://)([^/@\s:]*):([^@\s]*)@")
-_SECRET_OPTION = re.compile(r"((?:password|passfile|sslkey|sslpassword)=)[^&\s]+", re.IGNORECASE)
+# Up to the last @ before the next URL: a password that nobody quoted may hold @, / or ; itself.
+_PASSWORD = re.compile(r"(?<=://)([^/@\s:]*):((?:(?!://)\S)*)@")
+_SECRET_OPTION = re.compile(r"((?:password|passfile|sslkey|sslpassword)=)(?:'[^']*'|[^&\s]+)", re.IGNORECASE)
 
 
 def masked(url: str) -> str:
