@@ -11,7 +11,7 @@ import psycopg
 
 from benchmarks.figures import Figures, Scale, drain, drain_now
 from benchmarks.peers import Peer
-from benchmarks.processes import Ground, Workers, produce
+from benchmarks.processes import Failed, Ground, Workers, produce
 
 
 def crowd(ground: Ground, peer: Peer, scale: Scale) -> Figures:
@@ -34,7 +34,10 @@ def snapshot(ground: Ground, peer: Peer, scale: Scale) -> Figures:
         with Workers(ground, peer):
             produce(ground, peer, "load", scale.snapshot_s, scale.snapshot_load_per_s)
         hindered = drain_now(ground, peer, scale.drain_tasks)
-    return _compared(plain, hindered)
+        dead_rows = _dead_rows(ground.postgres_url)
+    if dead_rows < scale.snapshot_s * scale.snapshot_load_per_s / 2:
+        raise Failed(f"snapshot: only {dead_rows} dead rows were kept, so the snapshot hindered nobody")
+    return _compared(plain, hindered) | {"dead_rows": dead_rows}
 
 
 CROWDED = {"crowd": crowd, "snapshot": snapshot}
@@ -47,6 +50,13 @@ def _held_snapshot(url: str) -> Iterator[None]:
         connection.execute("select count(*) from lattice_ready")
         yield
         connection.rollback()
+
+
+def _dead_rows(url: str) -> int:
+    """What the last vacuum had to leave in the table that every claim reads."""
+    with psycopg.connect(url) as connection:
+        statistics = "select n_dead_tup from pg_stat_user_tables where relname = 'lattice_ready'"
+        return connection.execute(statistics).fetchone()[0]
 
 
 def _compared(plain: Figures, hindered: Figures) -> Figures:
