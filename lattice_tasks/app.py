@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
 from lattice_tasks.broker.actor import LatticeTask, make_task
 from lattice_tasks.broker.amqp import AmqpNotifier
@@ -113,6 +113,12 @@ class Lattice:
         """
         return self._namespace_id()
 
+    @overload
+    def task(self, fn: Callable[P, R]) -> LatticeTask[P, R]: ...
+    @overload
+    def task(
+        self, *, queue: str = ..., name: str | None = ..., priority: int = ..., **options: Any
+    ) -> Callable[[Callable[P, R]], LatticeTask[P, R]]: ...
     def task(
         self,
         fn: Callable[P, R] | None = None,

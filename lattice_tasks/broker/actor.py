@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
 import dramatiq
 
@@ -35,7 +35,18 @@ class LatticeTask(dramatiq.Actor[P, R], Generic[P, R]):
 
     submits: Submits
 
-    def submit(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
+    # A ParamSpec takes no further keywords: a call with options is accepted as it is, one without is checked.
+    @overload
+    def submit(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]: ...
+    @overload
+    def submit(self, *args: Any, _key: str | None, **kwargs: Any) -> Job[R]: ...
+    @overload
+    def submit(self, *args: Any, _priority: int | None, **kwargs: Any) -> Job[R]: ...
+    @overload
+    def submit(self, *args: Any, _delay: timedelta | datetime | None, **kwargs: Any) -> Job[R]: ...
+    @overload
+    def submit(self, *args: Any, _deadline: timedelta | datetime | None, **kwargs: Any) -> Job[R]: ...
+    def submit(self, *args: Any, **kwargs: Any) -> Job[R]:
         """Store one invocation; when this returns it is committed.
 
         Args:
@@ -49,7 +60,7 @@ class LatticeTask(dramatiq.Actor[P, R], Generic[P, R]):
             StoreUnavailable: the store did not answer; with a `_key`, trying again is safe.
         """
         plain, options = split_options(kwargs)
-        return cast(Job[R], self.submits.submit_calls(self.queue_name, self.actor_name, [(args, plain)], options)[0])
+        return self.submits.submit_calls(self.queue_name, self.actor_name, [(args, plain)], options)[0]
 
     def submit_many(
         self,

@@ -93,7 +93,12 @@ _TOP = Statement("select coalesce(max(seq), 0) from lattice_invocation")
 _INSERT_AT = Statement(
     """insert into lattice_invocation
            (seq, id, queue_id, actor, body, priority, key, submitted_at, deadline_at, state, attempt)
-       values (%s, %s, %s, %s, %s, %s, null, {now}, null, 0, 0)"""
+       values (%s, %s, %s, %s, %s, %s, null, {now}, null, 0, 0)
+       on conflict do nothing"""
+)
+_PLACE_ABOVE = Statement(
+    """insert into lattice_ready (queue_id, seq, priority, attempt, flags)
+       select queue_id, seq, priority, 0, 0 from lattice_invocation where seq > %s order by seq"""
 )
 _HOLDERS = Statement(
     postgres="""select i.queue_id, i.key, i.id::text, i.actor, i.body from lattice_invocation i
@@ -178,5 +183,6 @@ def _insert_numbered(session: Session, batch: Sequence[NewInvocation]) -> set[st
     session.execute_many(
         _INSERT_AT, [(seq, one.id, one.queue_id, one.actor, one.body, one.priority) for seq, one in numbered]
     )
-    session.execute_many(_PLACE_READY, [(one.queue_id, seq, one.priority) for seq, one in numbered])
+    # What is above the old top is what was really inserted: an id that was there already keeps its place.
+    session.execute(_PLACE_ABOVE, (top,))
     return {one.id for one in batch}
