@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import peewee
+from playhouse.sqlite_ext import AutoIncrementField
 
 __all__ = ["models"]
 
@@ -119,7 +120,7 @@ def models(database: peewee.Database) -> Any:
             primary_key = peewee.CompositeKey("worker_id", "seq")
 
     class Worker(Row):
-        id = identity()
+        id = identity() if postgres else AutoIncrementField()
         namespace_id = peewee.BigIntegerField()
         host = peewee.TextField()
         pid = peewee.IntegerField()

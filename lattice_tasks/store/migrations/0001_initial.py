@@ -36,7 +36,7 @@ create table lattice_lease (
     priority integer not null, attempt integer not null, flags smallint not null, claimed_at bigint not null,
     primary key (worker_id, seq)){rowless};
 create table lattice_worker (
-    id {serial}, namespace_id bigint not null, host text not null, pid integer not null, threads integer not null,
+    id {incarnation}, namespace_id bigint not null, host text not null, pid integer not null, threads integer not null,
     queues text not null, actors text not null, version text not null, state text not null, beat bigint not null,
     started_at bigint not null, seen_at bigint not null);
 create table lattice_counter (
@@ -52,9 +52,14 @@ create table lattice_fifo_pin (
     tree_id bigint not null, entry_id bigint not null, primary key (tree_id, entry_id)){rowless}
 """
 
-POSTGRES = {"serial": "bigserial primary key", "uuid": "uuid", "bytes": "bytea", "c": C, "rowless": ""}
+POSTGRES = {
+    "serial": "bigserial primary key", "uuid": "uuid", "bytes": "bytea", "c": C, "rowless": "",
+    "incarnation": "bigserial primary key",
+}  # fmt: skip
 SQLITE = {
     "serial": "integer primary key", "uuid": "text", "bytes": "blob", "c": "", "rowless": " without rowid",
+    # Without this word SQLite gives the number of a buried worker to the next one, and its fencing tokens with it.
+    "incarnation": "integer primary key autoincrement",
 }  # fmt: skip
 
 #: Rows live for moments: vacuum these early, so that a claim never walks many dead entries.
