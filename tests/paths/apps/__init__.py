@@ -1,0 +1,1 @@
+"""Small apps and programs that the tests run as processes of their own."""

@@ -1,0 +1,245 @@
+"""Worker processes under test: started, killed, frozen and stopped by pid, and never left behind."""
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self
+
+from lattice_tasks import Lattice
+from tests.history import History, HistoryChecker, Row, Witnessed
+from tests.working import until
+
+ROOT = Path(__file__).resolve().parents[2]
+APP = "tests.paths.apps.lives"
+PATIENCE_S = 30.0
+
+
+def settled(condition: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> Any:
+    return until(condition, what, patience_s)
+
+
+class Life:
+    """One run: a store, perhaps a broker, the history beside them, and the processes that use them.
+
+    Args:
+        folder: of the history, the logs and the gates.
+        settings: of every process, by name; `lives_…` are the app's own.
+    """
+
+    def __init__(self, folder: Path, store_url: str, broker_url: str = "", **settings: Any) -> None:
+        self.folder = folder
+        self.store_url = store_url
+        self.broker_url = broker_url
+        self.history = History(folder / "history.jsonl")
+        self.store = Witnessed(store_url)
+        given = {"store_url": store_url, "broker_url": broker_url, "lease_ms": 2_000, **settings}
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("LATTICE_")},
+            **{
+                name.upper() if name.startswith("lives_") else f"LATTICE_{name.upper()}": str(value)
+                for name, value in given.items()
+            },
+            "LIVES_HISTORY": str(self.history.path),
+            "PYTHONPATH": str(ROOT),
+        }
+        ours = {name: value for name, value in settings.items() if not name.startswith("lives_")}
+        self.lattice = Lattice(store_url, broker_url, set_default=False, log_level="critical", **ours)
+        self._processes: list[Process] = []
+
+    def __enter__(self) -> Self:
+        self.lattice.migrate()
+        self.store.install()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            process.end()
+        self.lattice.close()
+
+    # --- submitting and looking -------------------------------------------------------------------------------------
+
+    def submit(self, actor: str, name: str, *args: Any, queue: str = "lives") -> Any:
+        """Submit one task and write down what was asked and answered."""
+        return self.history.submitting(name, lambda: self.lattice.submit(queue, actor, (name, *args)))
+
+    def submit_together(self, calls: Sequence[tuple[str, ...]], actor: str = "work") -> None:
+        """Several in one transaction: (name, further arguments …)."""
+        for call in calls:
+            self.history.note("invoke", name=call[0])
+        jobs = self.lattice.submit_calls("lives", actor, [(call, {}) for call in calls], {})
+        for call, job in zip(calls, jobs, strict=True):
+            self.history.note("accepted", name=call[0], id=job.id)
+
+    def gate(self, name: str = "gate") -> str:
+        """The path of a gate that is still shut."""
+        return str(self.folder / name)
+
+    def open(self, gate: str) -> None:
+        Path(gate).touch()
+
+    def queue_id(self, queue: str = "lives") -> int:
+        return self.lattice.queues.ensure(queue).id
+
+    def started(self, name: str, count: int = 1, patience_s: float = PATIENCE_S) -> list[dict[str, Any]]:
+        """The starts of a task, once there are so many."""
+        return settled(
+            lambda: len(found := self.history.of("start", name=name)) >= count and found,
+            f"{count} starts of {name}",
+            patience_s,
+        )
+
+    def event(self, name: str, count: int = 1, patience_s: float = PATIENCE_S, **facts: Any) -> list[dict[str, Any]]:
+        """The events of a name, once there are so many."""
+        return settled(
+            lambda: len(found := self.history.events(name, **facts)) >= count and found, f"{count} {name}", patience_s
+        )
+
+    def finished(self, patience_s: float = PATIENCE_S, queues: Sequence[str] = ("lives",)) -> None:
+        """Wait until nothing is open any more."""
+        depths = [self.lattice.queues.depth(queue) for queue in queues]
+
+        def is_over() -> bool:
+            depths[:] = [self.lattice.queues.depth(queue) for queue in queues]
+            return not any(one.waiting + one.scheduled + one.running for one in depths)
+
+        try:
+            settled(is_over, "everything finished", patience_s)
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {depths}; {self.logs()}") from None
+
+    def checked(self, budget: int | None = None, is_over: bool = True) -> dict[str, Row]:
+        """The final rows by name, when every invariant holds."""
+        return HistoryChecker(self.history, self.store, budget, is_over).check()
+
+    def logs(self, last: int = 1_500) -> str:
+        """The ends of what the processes printed."""
+        return "\n".join(f"--- {path.name}\n{path.read_text()[-last:]}" for path in sorted(self.folder.glob("*.log")))
+
+    # --- processes --------------------------------------------------------------------------------------------------
+
+    def worker(self, threads: int = 4, shutdown_ms: int = 5_000, app: str = APP, **environment: str) -> "Process":
+        """One plain worker process, ready for work."""
+        command = [sys.executable, "-m", "tests.paths.apps.serve", app, str(threads), str(shutdown_ms)]
+        process = self.run(command, **environment)
+        self.event("worker.started", pid=process.pid)
+        return process
+
+    def run(self, command: Sequence[str], **environment: str) -> "Process":
+        """Any process with the settings of this life."""
+        log = self.folder / f"{len(self._processes)}.log"
+        process = Process(command, self.environment | environment, log)
+        self._processes.append(process)
+        return process
+
+    def kill(self, pid: int) -> None:
+        """kill -9, written down."""
+        self.history.note("fault", kind="kill -9", victim=pid)
+        os.kill(pid, signal.SIGKILL)
+
+    def fault(self, kind: str, **facts: Any) -> None:
+        """Write down a fault, so that the checker allows for it."""
+        self.history.note("fault", kind=kind, **facts)
+
+    def workers(self) -> list[int]:
+        """The pids of all processes that have registered as workers and still live."""
+        return [pid for pid in {one["pid"] for one in self.history.events("worker.started")} if is_alive(pid)]
+
+
+class Process:
+    """A started process, whose output goes to a file."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+        self.log = log
+        with open(log, "wb") as output:
+            self._process = subprocess.Popen(
+                command, env=dict(environment), cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def wait(self, patience_s: float = PATIENCE_S) -> int:
+        """Its exit code."""
+        return self._process.wait(patience_s)
+
+    def stop(self, patience_s: float = PATIENCE_S) -> int:
+        """SIGTERM, and its exit code."""
+        self.signal(signal.SIGTERM)
+        return self.wait(patience_s)
+
+    def end(self) -> None:
+        """Leave nothing behind: it, and whatever it started."""
+        if self.is_alive:
+            family = [self.pid, *children(self.pid)]
+            self.signal(signal.SIGCONT)
+            self._process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(3)
+            for pid in family:
+                if is_alive(pid) and str(ROOT) in environment_of(pid):
+                    os.kill(pid, signal.SIGKILL)
+            self._process.wait(5)
+
+    def text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+
+class Supervised:
+    """`lattice-tasks worker`: our supervisor over several worker processes."""
+
+    def __init__(self, life: Life, processes: int, threads: int, shutdown_s: float = 5.0) -> None:
+        self._life = life
+        command = [sys.executable, "-m", "lattice_tasks", "worker", APP, "--processes", str(processes)]
+        self.process = life.run([*command, "--threads", str(threads), "--shutdown-timeout", f"{shutdown_s}s"])
+        life.event("worker.started", processes)
+
+    def busy(self, chance: random.Random) -> int | None:
+        """The pid of a worker that runs a task just now; None: there is none."""
+        running = [pid for pid in self._life.history.in_flight() if is_alive(pid)]
+        return chance.choice(sorted(running)) if running else None
+
+    def replacements(self) -> int:
+        """How often the supervisor has replaced a worker that died."""
+        return len(re.findall(r"supervisor.child_died", self.process.text()))
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return not Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].startswith(" Z")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def children(pid: int) -> list[int]:
+    """Its children and theirs."""
+    try:
+        direct = [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+    return direct + [other for one in direct for other in children(one)]
+
+
+def environment_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/environ").read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return ""
+
+
+def seconds_since(at: float) -> float:
+    return time.monotonic() - at
