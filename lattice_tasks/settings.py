@@ -55,7 +55,7 @@ class Settings:
     max_payload_bytes: int = 1_048_576
     max_depth: int = 64
     lookahead_ms: int = 50
-    lookahead_count: int = 400
+    lookahead_count: int = 128
     shelf_capacity: int = 1_000
     unknown_actor_grace_ms: int = 60_000
     pool_size: int = 20

@@ -170,13 +170,13 @@ class Pump:
             message.outcome = Outcome(Kind.RELEASE, reason=why)
             self.ended(message)
 
-    def cancel_running(self, seqs: Collection[int], interrupt: Callable[[int], None]) -> None:
+    def cancel_running(self, seqs: Iterable[tuple[int, str]], interrupt: Callable[[int], None]) -> None:
         """Interrupt the threads that run these; `interrupt` takes a thread id."""
-        for seq in seqs:
+        for seq, why in seqs:
             message = self._held.get(seq)
             if message is None or message.outcome is not None or message.cancel_reason is not None:
                 continue
-            message.cancel_reason = "cancelled while running"
+            message.cancel_reason = why
             if message.thread_id:
                 interrupt(message.thread_id)
 

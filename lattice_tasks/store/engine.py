@@ -1,17 +1,13 @@
-"""One store, two dialects: connections, transactions, and the wall where driver errors become ours.
+"""One store, two engines: where sessions come from - the pool, a connection of its own, or the caller's transaction.
 
-A `Session` is one open connection. Every function of this room takes the session it shall use, so the same function works
-on a pooled connection, on a connection of a thread's own, and inside a transaction that the caller opened.
 Hot statements are fixed SQL (`Statement`); peewee builds the schema and the reports, and keeps the pool.
 """
 
 import os
-import sqlite3
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -21,145 +17,26 @@ import psycopg
 from playhouse.pool import PooledPostgresqlDatabase, PooledSqliteDatabase
 
 from lattice_tasks import clock
-from lattice_tasks.errors import InvalidOperation, SettingsError, StoreError, StoreInvalid, StoreUnavailable
+from lattice_tasks.errors import InvalidOperation, SettingsError, StoreInvalid, StoreUnavailable
 from lattice_tasks.masking import masked
 from lattice_tasks.settings import Settings
-
-try:  # peewee takes the same one: a fixed SQLite where its wheel installs
-    from pysqlite3 import dbapi2 as sqlite
-except ImportError:
-    sqlite = sqlite3
+from lattice_tasks.store.session import (
+    DRIVER_ERRORS,
+    POOL_ERRORS,
+    POSTGRES,
+    SQLITE,
+    Session,
+    Statement,
+    sqlite,
+    translated,
+)
 
 __all__ = ["POSTGRES", "SQLITE", "Engine", "Session", "Statement", "sqlite_version"]
 
-POSTGRES, SQLITE = "postgres", "sqlite"
 sqlite_version: tuple[int, ...] = sqlite.sqlite_version_info
 
 _PROBE_AFTER_S = 1.0
-_LOST = (psycopg.OperationalError, psycopg.InterfaceError, sqlite.OperationalError, sqlite.InterfaceError)
-_DRIVER = (psycopg.Error, sqlite.Error)
-_POOL = (peewee.OperationalError, peewee.InterfaceError)
-_UNUSABLE = ("not a database", "readonly", "read-only", "malformed", "unable to open", "is a directory")
-
-
-@dataclass(frozen=True, slots=True)
-class Statement:
-    """One SQL text per dialect. `{now}` is the store's clock in microseconds; parameters are `%s` in both."""
-
-    postgres: str
-    sqlite: str = ""
-
-    def __post_init__(self) -> None:
-        both = self.sqlite or self.postgres
-        now = "(extract(epoch from statement_timestamp()) * 1000000)::bigint"
-        offset = "coalesce(nullif(current_setting('lattice.clock_offset_us', true), '')::bigint, 0)"
-        object.__setattr__(self, "postgres", self.postgres.replace("{now}", f"({now} + {offset})"))
-        object.__setattr__(self, "sqlite", both.replace("{now}", "lattice_now()").replace("%s", "?"))
-
-
-class Session:
-    """One open connection in autocommit mode. Not for two threads at once."""
-
-    def __init__(self, raw: Any, dialect: str) -> None:
-        self.raw = raw
-        self.dialect = dialect
-        self._cursor = raw.cursor(binary=True) if dialect == POSTGRES else raw.cursor()
-        self._depth = 0
-
-    def fetch(self, statement: Statement, params: Sequence[Any] = ()) -> list[tuple]:
-        """Run one statement and return its rows, in the statement's order.
-
-        Raises:
-            StoreUnavailable: no answer; whether a write happened is unknown. Trying again helps.
-            StoreInvalid, StoreError: it was refused.
-        """
-        try:
-            if self.dialect == POSTGRES:
-                return self._cursor.execute(statement.postgres, params).fetchall()
-            return self._cursor.execute(statement.sqlite, params).fetchall()
-        except _DRIVER as error:
-            raise translated(error) from error
-
-    def execute(self, statement: Statement, params: Sequence[Any] = ()) -> int:
-        """Run one statement and return the number of rows it changed; raises like `fetch`."""
-        try:
-            if self.dialect == POSTGRES:
-                return self._cursor.execute(statement.postgres, params).rowcount
-            return self._cursor.execute(statement.sqlite, params).rowcount
-        except _DRIVER as error:
-            raise translated(error) from error
-
-    def execute_many(self, statement: Statement, rows: Sequence[Sequence[Any]]) -> None:
-        """Run one statement for every row of parameters; raises like `fetch`."""
-        try:
-            text = statement.postgres if self.dialect == POSTGRES else statement.sqlite
-            self._cursor.executemany(text, rows)
-        except _DRIVER as error:
-            raise translated(error) from error
-
-    @property
-    def in_transaction(self) -> bool:
-        """Whether a transaction is open on this connection, ours or the caller's."""
-        if self.dialect == POSTGRES:
-            return self.raw.info.transaction_status != psycopg.pq.TransactionStatus.IDLE
-        return self.raw.in_transaction
-
-    @contextmanager
-    def transaction(self) -> Iterator["Session"]:
-        """All or nothing. Nested, or inside the caller's own transaction, it joins: the outermost decides.
-
-        On SQLite BEGIN IMMEDIATE: a writer that starts as a reader would be refused in the middle.
-        """
-        if self._depth or self.in_transaction:
-            self._depth += 1
-            try:
-                yield self
-            finally:
-                self._depth -= 1
-            return
-        self._plain("begin" if self.dialect == POSTGRES else "begin immediate")
-        self._depth = 1
-        try:
-            yield self
-        except BaseException:
-            self._rollback()
-            raise
-        else:
-            self._plain("commit")
-        finally:
-            self._depth = 0
-
-    def close(self) -> None:
-        """Close the connection; safe on a broken one."""
-        try:
-            self.raw.close()
-        except _DRIVER:
-            return
-
-    def _plain(self, sql: str) -> None:
-        try:
-            self._cursor.execute(sql)
-        except _DRIVER as error:
-            if sql == "commit":
-                self._rollback()
-            raise translated(error) from error
-
-    def _rollback(self) -> None:
-        try:
-            if self.in_transaction:
-                self._cursor.execute("rollback")
-        except _DRIVER:
-            self.close()
-
-
-def translated(error: Exception) -> StoreError:
-    """The error of this package for a driver's error; its text names no parameters."""
-    text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    if any(mark in text.lower() for mark in _UNUSABLE):
-        return StoreInvalid(f"the store cannot be used: {text}")
-    if isinstance(error, _LOST + _POOL):
-        return StoreUnavailable(f"the store does not answer: {masked(text)}")
-    return StoreError(f"the store refused a statement: {masked(text)}")
+_ISOLATION = Statement("select current_setting('transaction_isolation')")
 
 
 class _PostgresPool(PooledPostgresqlDatabase):
@@ -205,7 +82,7 @@ class Engine:
             return
         opened = self._connect()
         try:
-            yield Session(self.database.connection(), self.dialect)
+            yield self._session_of(self.database.connection())
         finally:
             if opened:
                 self.database.close()
@@ -215,29 +92,50 @@ class Engine:
         """Whether sessions of this context are a caller's own connection."""
         return self._joined.get() is not None
 
+    @property
+    def is_provisional(self) -> bool:
+        """Whether what `apart` writes now may still be rolled back by the caller."""
+        return self.dialect == SQLITE and self.is_joined
+
     @contextmanager
     def joining(self, connection: Any) -> Iterator[Session]:
-        """Within the block, this thread's sessions are the caller's own open psycopg connection or peewee database.
+        """Within the block, this thread's sessions are the caller's own psycopg connection or peewee database, and
+        follow the fate of the transaction that is open there.
 
         Raises:
-            InvalidOperation: another kind of connection, another dialect, or an isolation above READ COMMITTED.
+            InvalidOperation: another kind of connection, another dialect, an isolation above READ COMMITTED, or a
+                connection in autocommit mode without a transaction.
         """
-        session = Session(_raw_of(connection), self.dialect) if _fits(connection, self.dialect) else None
-        if session is None:
-            raise InvalidOperation(
-                f"cannot join {type(connection).__name__}: pass an open psycopg connection or a connected peewee "
-                f"database of the {self.dialect} store"
-            )
+        session = Session(_raw_of(connection, self.dialect), self.dialect)
+        if _is_autocommit(session) and not session.in_transaction:
+            raise InvalidOperation("no transaction is open on this connection; begin one, or use lattice.transaction")
         if self.dialect == POSTGRES:
-            level = session.raw.execute("show transaction_isolation").fetchone()
-            name = level[0] if not isinstance(level, dict) else level["transaction_isolation"]
-            if name != "read committed":
-                raise InvalidOperation(f"joined transactions must be READ COMMITTED, this one is {name.upper()}")
+            level = session.fetch(_ISOLATION)[0][0]
+            if level != "read committed":
+                raise InvalidOperation(f"joined transactions must be READ COMMITTED, this one is {level.upper()}")
+        else:
+            session.raw.create_function("lattice_now", 0, self._now_us)
         token = self._joined.set(session)
         try:
             yield session
         finally:
             self._joined.reset(token)
+
+    @contextmanager
+    def beginning(self, connection: Any) -> Iterator[Session]:
+        """`joining`, in a transaction that is begun here by the connection's own means, so that it knows of it, and
+        that commits at the end of the block.
+
+        Raises:
+            InvalidOperation: as for `joining`, or a transaction is open there already.
+        """
+        session = Session(_raw_of(connection, self.dialect), self.dialect)
+        if session.in_transaction:
+            raise InvalidOperation(
+                "a transaction is open on this connection already; use lattice.joining to follow its fate"
+            )
+        with _begun(connection, session), self.joining(connection) as joined:
+            yield joined
 
     @contextmanager
     def apart(self) -> Iterator[Session]:
@@ -260,17 +158,26 @@ class Engine:
             database = self._sqlite_database()
             database.connect()
             return Session(database.connection(), SQLITE)
-        except (*_DRIVER, *_POOL, peewee.DatabaseError) as error:
+        except (*DRIVER_ERRORS, *POOL_ERRORS, peewee.DatabaseError) as error:
             raise translated(error) from error
 
     def close(self) -> None:
         """Close every connection of the pool; sessions opened by `open_session` are their owner's."""
         self.database.close_all()
 
+    def _session_of(self, raw: Any) -> Session:
+        """A psycopg connection keeps its session, cursor included: making one costs a submit a tenth of its CPU."""
+        if self.dialect == SQLITE:
+            return Session(raw, SQLITE)
+        session: Session | None = getattr(raw, "lattice_session", None)
+        if session is None:
+            session = raw.lattice_session = Session(raw, POSTGRES)
+        return session
+
     def _connect(self) -> bool:
         try:
             return self.database.connect(reuse_if_open=True)
-        except (*_DRIVER, *_POOL, peewee.DatabaseError, ValueError) as error:
+        except (*DRIVER_ERRORS, *POOL_ERRORS, peewee.DatabaseError, ValueError) as error:
             raise (
                 translated(error)
                 if not isinstance(error, ValueError)
@@ -326,9 +233,11 @@ class Engine:
             ),
             check_same_thread=False,
         )
-        offset_us = self._settings.clock_offset_ms * 1000
-        database.register_function(lambda: clock.wall_us() + offset_us, "lattice_now", 0)
+        database.register_function(self._now_us, "lattice_now", 0)
         return database
+
+    def _now_us(self) -> int:
+        return clock.wall_us() + self._settings.clock_offset_ms * 1000
 
     def _forget_parent(self) -> None:
         """After a fork the child opens its own connections; the parent's stay the parent's."""
@@ -336,13 +245,24 @@ class Engine:
         self._open_pool()
 
 
-def _raw_of(connection: Any) -> Any:
-    return connection.connection() if isinstance(connection, peewee.Database) else connection
-
-
-def _fits(connection: Any, dialect: str) -> bool:
+def _raw_of(connection: Any, dialect: str) -> Any:
+    """The driver's connection under what a caller gave us."""
+    raw = connection
     if isinstance(connection, peewee.Database):
-        if connection.is_closed():
-            return False
-        connection = connection.connection()
-    return isinstance(connection, psycopg.Connection if dialect == POSTGRES else sqlite.Connection)
+        raw = None if connection.is_closed() else connection.connection()
+    if not isinstance(raw, psycopg.Connection if dialect == POSTGRES else sqlite.Connection):
+        raise InvalidOperation(
+            f"cannot join {type(connection).__name__}: pass an open psycopg connection or a connected peewee "
+            f"database of the {dialect} store"
+        )
+    return raw
+
+
+def _is_autocommit(session: Session) -> bool:
+    return bool(session.raw.autocommit if session.dialect == POSTGRES else session.raw.isolation_level is None)
+
+
+def _begun(connection: Any, session: Session) -> AbstractContextManager[Any]:
+    if isinstance(connection, peewee.Database):
+        return connection.atomic() if session.dialect == POSTGRES else connection.atomic("immediate")
+    return session.raw.transaction() if session.dialect == POSTGRES else session.transaction()

@@ -10,7 +10,8 @@ import psycopg
 from playhouse.migrations import Runner
 
 from lattice_tasks.errors import SchemaMismatch
-from lattice_tasks.store.engine import POSTGRES, Engine, translated
+from lattice_tasks.store.engine import POSTGRES, Engine
+from lattice_tasks.store.session import translated
 
 __all__ = ["MIGRATIONS", "migrate", "require_current", "status"]
 

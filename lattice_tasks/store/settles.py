@@ -12,9 +12,9 @@ __all__ = [
     "Facts",
     "Taken",
     "cancel_leased",
-    "cancel_unleased",
     "count_down",
     "facts_of",
+    "place_leased",
     "place_ready",
     "place_scheduled",
     "record_failure",
@@ -23,6 +23,7 @@ __all__ = [
     "rest_discarded",
     "rest_unread",
     "take_leases",
+    "take_unleased",
 ]
 
 
@@ -63,6 +64,10 @@ _SCHEDULED = Statement(
     """insert into lattice_scheduled (queue_id, due_at, seq, priority, attempt, flags)
        values (%s, {now} + %s, %s, %s, %s, %s)"""
 )
+_LEASED = Statement(
+    """insert into lattice_lease (worker_id, seq, batch, queue_id, priority, attempt, flags, claimed_at)
+       values (%s, %s, %s, %s, %s, %s, %s, {now})"""
+)
 _FAILURE = Statement(
     """update lattice_invocation set attempt = %s, error = %s, traceback = %s,
            unknown_since = case when %s then coalesce(unknown_since, {now}) end where seq = %s"""
@@ -85,8 +90,9 @@ _FACTS = Statement(
     sqlite="select seq, id, actor, body, key, priority, submitted_at, entry_id from lattice_invocation where seq = %s",
 )
 _COUNT_DOWN = Statement("update lattice_counter set value = value - 1 where key = %s returning value")
-_DROP_READY = Statement("delete from lattice_ready where queue_id = %s and seq = %s")
-_DROP_SCHEDULED = Statement("delete from lattice_scheduled where seq = %s")
+_DROP_READY = Statement("delete from lattice_ready where queue_id = %s and seq = %s returning flags")
+_DROP_SCHEDULED = Statement("delete from lattice_scheduled where seq = %s returning flags")
+_WHY = Statement("update lattice_invocation set error = %s where seq = %s")
 _FLAG_LEASE = Statement(
     """update lattice_lease set flags = flags | 4
        where seq = %s and worker_id in (select id from lattice_worker)"""
@@ -111,6 +117,12 @@ def place_ready(session: Session, lease: Taken, attempt: int, flags: int) -> Non
 def place_scheduled(session: Session, lease: Taken, delay_us: int, attempt: int, flags: int) -> None:
     """lease → scheduled, due so long from now."""
     session.execute(_SCHEDULED, (lease.queue_id, delay_us, lease.seq, lease.priority, attempt, flags))
+
+
+def place_leased(session: Session, taken: Taken, worker_id: int, batch: int) -> None:
+    """Straight into a lease of a worker that wants to run just this one."""
+    columns = (worker_id, taken.seq, batch, taken.queue_id, taken.priority, taken.attempt, taken.flags)
+    session.execute(_LEASED, columns)
 
 
 def record_failure(
@@ -165,17 +177,15 @@ def count_down(session: Session, key: str) -> int | None:
     return rows[0][0] if rows else None
 
 
-def cancel_unleased(session: Session, queue_id: int, seq: int, code: int, attempt: int, reason: str) -> bool:
-    """Cancel an invocation that waits or sleeps; False: it is in neither place any more.
-
-    In the caller's transaction. Place first, then the invocation: the order in which every move locks.
-    """
-    if not (session.execute(_DROP_READY, (queue_id, seq)) or session.execute(_DROP_SCHEDULED, (seq,))):
-        return False
-    rest(session, seq, code, attempt, reason, None, None, None)
-    return True
+def take_unleased(session: Session, queue_id: int, seq: int) -> int | None:
+    """Take an invocation out of where it waits or sleeps: its flags, None: it is in neither place any more."""
+    rows = session.fetch(_DROP_READY, (queue_id, seq)) or session.fetch(_DROP_SCHEDULED, (seq,))
+    return rows[0][0] if rows else None
 
 
-def cancel_leased(session: Session, seq: int) -> bool:
+def cancel_leased(session: Session, seq: int, reason: str) -> bool:
     """Ask the worker that runs it to cancel it at its next beat; False: nobody runs it."""
-    return session.execute(_FLAG_LEASE, (seq,)) > 0
+    if not session.execute(_FLAG_LEASE, (seq,)):
+        return False
+    session.execute(_WHY, (reason, seq))
+    return True

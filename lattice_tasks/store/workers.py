@@ -57,7 +57,10 @@ _REGISTER = Statement(
 )
 # The answer carries all that a beating worker must know: that it lives, whether it shall drain, what to cancel.
 _BEAT = Statement("""update lattice_worker set beat = beat + 1, seen_at = {now} where id = %s returning state""")
-_CANCELS = Statement("select seq from lattice_lease where worker_id = %s and flags & 4 <> 0")
+_CANCELS = Statement(
+    """select l.seq, coalesce(i.error, 'cancelled') from lattice_lease l join lattice_invocation i on i.seq = l.seq
+       where l.worker_id = %s and l.flags & 4 <> 0"""
+)
 _PULSES = Statement("select id, beat, host, pid from lattice_worker")
 _MINE = Statement("select seq, batch from lattice_lease where worker_id = %s")
 _LOCK = Statement(
@@ -87,12 +90,12 @@ def set_state(session: Session, namespace_id: int, worker_id: int, state: str) -
     return session.execute(_SET_STATE, (state, namespace_id, worker_id)) == 1
 
 
-def beat(session: Session, worker_id: int) -> tuple[str | None, list[int]]:
-    """Move the counter; returns the worker's state, None when it was declared dead, and the leases to cancel."""
+def beat(session: Session, worker_id: int) -> tuple[str | None, list[tuple[int, str]]]:
+    """Move the counter; returns the worker's state, None when it was declared dead, and which leases to cancel, why."""
     rows = session.fetch(_BEAT, (worker_id,))
     if not rows:
         return None, []
-    return rows[0][0], [seq for (seq,) in session.fetch(_CANCELS, (worker_id,))]
+    return rows[0][0], [(seq, why) for seq, why in session.fetch(_CANCELS, (worker_id,))]
 
 
 def pulses(session: Session) -> list[tuple[int, int, str, int]]:

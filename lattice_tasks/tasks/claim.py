@@ -14,7 +14,7 @@ from lattice_tasks.store import workers as rows
 from lattice_tasks.store.engine import Session
 from lattice_tasks.tasks.invocation import Flag, State, step
 
-__all__ = ["Observer", "Rescue", "rescue"]
+__all__ = ["Observer", "Rescue", "end_replay", "rescue"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,32 +67,28 @@ def rescue(engine_session: Session, worker_id: int, seen_beat: int | None) -> Re
             return None
         host, pid, orphans = found
         lost = f"the worker process died while running it ({host}:{pid}, worker {worker_id})"
+        ended_replays = []
         for orphan in orphans:
             charged = len(orphans) == 1 or bool(orphan.flags & Flag.STARTED)
-            attempt = orphan.attempt + charged
-            if orphan.flags & Flag.REPLAY and charged:
-                _unpin(session, orphan, lost, f"{host}:{pid}")
+            if orphan.flags & Flag.REPLAY and (charged or orphan.flags & Flag.CANCEL):
+                ended_replays.append(orphan)
             elif orphan.flags & Flag.CANCEL:
                 code = step(State.RUNNING, "cancel").code
                 moves.rest(session, orphan.seq, code, orphan.attempt, "cancelled while running", None, None, None)
             else:
                 kept = (orphan.flags | Flag.SUSPECT) & ~Flag.STARTED
-                rows.place_orphan(session, orphan, attempt, kept)
+                rows.place_orphan(session, orphan, orphan.attempt + charged, kept)
                 if charged:
-                    moves.record_failure(session, orphan.seq, attempt, lost, None, False)
+                    moves.record_failure(session, orphan.seq, orphan.attempt + 1, lost, None, False)
+        for orphan in sorted(ended_replays, key=lambda one: (one.queue_id, one.seq)):
+            end_replay(session, orphan.queue_id, orphan.seq, "worker_lost", lost, f"{host}:{pid}")
     return Rescue(worker_id, host, pid, len(orphans), frozenset(orphan.queue_id for orphan in orphans))
 
 
-def _unpin(session: Session, orphan: rows.Orphan, lost: str, worker: str) -> None:
-    entry_id = moves.facts_of(session, [orphan.seq])[orphan.seq].entry_id or 0
-    life = Life(
-        reason="worker_lost",
-        error=lost,
-        traceback="",
-        attempts=1,
-        worker=worker,
-        ended=REPLAY_LOST,
-    )
-    fail_replay(session, orphan.queue_id, entry_id, life)
+def end_replay(session: Session, queue_id: int, seq: int, reason: str, error: str, worker: str) -> None:
+    """A replay ended without having run to its end: its dead letter is unpinned with a note, it is parked again."""
+    entry_id = moves.facts_of(session, [seq])[seq].entry_id or 0
+    life = Life(reason=reason, error=error, attempts=1, worker=worker, ended=REPLAY_LOST)
+    fail_replay(session, queue_id, entry_id, life)
     code = step(State.RUNNING, "park").code
-    moves.rest(session, orphan.seq, code, orphan.attempt + 1, lost, None, None, entry_id)
+    moves.rest(session, seq, code, 1, error, None, None, entry_id)

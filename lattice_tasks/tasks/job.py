@@ -22,7 +22,8 @@ from lattice_tasks.queues.record import Queues
 from lattice_tasks.store import invocations as rows
 from lattice_tasks.store import settles as moves
 from lattice_tasks.store.engine import Engine
-from lattice_tasks.tasks.invocation import State, step
+from lattice_tasks.tasks.claim import end_replay
+from lattice_tasks.tasks.invocation import Flag, State, step
 from lattice_tasks.telemetry import Telemetry
 
 __all__ = ["Job", "JobPicture", "Jobs"]
@@ -124,6 +125,8 @@ class Jobs:
     def cancel(self, task_id: str, reason: str) -> bool:
         """Cancel it: at once when it waits or sleeps, by an interrupt at the next heartbeat when it runs.
 
+        A replay that is cancelled is parked again, with a note.
+
         Returns:
             False when it has finished already, whatever the end.
 
@@ -137,12 +140,17 @@ class Jobs:
                 return False
             with self._engine.session() as session, session.transaction():
                 if state is State.RUNNING:
-                    if moves.cancel_leased(session, row.seq):
+                    if moves.cancel_leased(session, row.seq, reason):
                         return True
                     continue  # it moved while we looked
-                code = step(state, "cancel").code
-                if not moves.cancel_unleased(session, row.queue_id, row.seq, code, row.attempt, reason):
+                flags = moves.take_unleased(session, row.queue_id, row.seq)
+                if flags is None:
                     continue
+                if flags & Flag.REPLAY:
+                    end_replay(session, row.queue_id, row.seq, "unknown", f"replay cancelled: {reason}", "")
+                else:
+                    code = step(state, "cancel").code
+                    moves.rest(session, row.seq, code, row.attempt, reason, None, None, None)
             self._telemetry.emit("task.cancelled", queue=row.queue, task_id=row.id, reason=reason)
             return True
 

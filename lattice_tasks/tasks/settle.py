@@ -11,7 +11,7 @@ from typing import Any
 
 from lattice_tasks import clock
 from lattice_tasks.dead_letters.entry import REPLAY_FAILED, DeadLetter, Life
-from lattice_tasks.dead_letters.parking import ShelfSpec, fail_replay, finish_replay, park
+from lattice_tasks.dead_letters.parking import ShelfSpec, fail_replays, finish_replays, park
 from lattice_tasks.store import settles as moves
 from lattice_tasks.store.engine import Session
 from lattice_tasks.store.settles import Facts, Taken
@@ -113,26 +113,26 @@ def settle(
         batch = _Batch(session, worker, version, shelf_of)
         taken = moves.take_leases(session, worker_id, [(one.seq, one.batch) for one in ended])
         mine = sorted((one for one in ended if one.seq in taken), key=lambda one: one.seq)
-        special = [one for one in mine if _needs_facts(one, taken[one.seq])]
+        special = [one for one in mine if _concerns_shelf(one, taken[one.seq])]
         facts = moves.facts_of(session, [one.seq for one in special]) if special else {}
-        parked = []
         for one in mine:
-            lease = taken[one.seq]
-            if lease.flags & Flag.REPLAY and one.outcome.kind is not Kind.RELEASE:
-                _end_replay(batch, one, lease, facts[one.seq])
-            elif one.outcome.kind is Kind.PARK:
-                parked.append(one)
-            else:
-                _MOVES[one.outcome.kind](batch, one, lease)
-        for queue_id in sorted({taken[one.seq].queue_id for one in parked}):
-            ours = [one for one in parked if taken[one.seq].queue_id == queue_id]
-            _park(batch, queue_id, ours, taken, facts)
+            if one.seq not in facts:
+                _MOVES[one.outcome.kind](batch, one, taken[one.seq])
+        # Shelf by shelf, in the order of their queues, each head locked once: settlements cannot wait in a circle.
+        for queue_id in sorted({taken[one.seq].queue_id for one in special}):
+            ours = [one for one in special if taken[one.seq].queue_id == queue_id]
+            replayed = [one for one in ours if taken[one.seq].flags & Flag.REPLAY]
+            first = [one for one in ours if not taken[one.seq].flags & Flag.REPLAY]
+            _end_replays(batch, queue_id, replayed, taken, facts)
+            _park(batch, queue_id, first, taken, facts)
         _attach(batch, [one for one in mine if one.outcome.kind is not Kind.RELEASE])
     return Settled([one.seq for one in ended if one.seq not in taken], batch.events, batch.woken)
 
 
-def _needs_facts(one: Ended, lease: Taken) -> bool:
-    return one.outcome.kind is Kind.PARK or bool(lease.flags & Flag.REPLAY)
+def _concerns_shelf(one: Ended, lease: Taken) -> bool:
+    if lease.flags & Flag.REPLAY:
+        return one.outcome.kind is not Kind.RELEASE
+    return one.outcome.kind is Kind.PARK
 
 
 def _failures(one: Ended, lease: Taken) -> int:
@@ -191,18 +191,31 @@ _MOVES = {
 }
 
 
-def _end_replay(batch: _Batch, one: Ended, lease: Taken, facts: Facts) -> None:
+def _end_replays(
+    batch: _Batch, queue_id: int, ended: Sequence[Ended], taken: dict[int, Taken], facts: dict[int, Facts]
+) -> None:
     """A replay was one attempt: success takes the dead letter away, anything else unpins it with the new error."""
-    queue = batch.shelf_of(lease.queue_id)[0]
-    entry_id = facts.entry_id or 0
-    if one.outcome.kind is Kind.SUCCEED:
-        finish_replay(batch.session, lease.queue_id, entry_id)
-        _succeed(batch, one, lease)
-        fields = {"shelf": queue, "entry_id": entry_id, "task_id": one.task_id, "reason": "replayed"}
+    queue = batch.shelf_of(queue_id)[0]
+    well = [one for one in ended if one.outcome.kind is Kind.SUCCEED]
+    badly = [one for one in ended if one.outcome.kind is not Kind.SUCCEED]
+    entry_ids = {one.seq: facts[one.seq].entry_id or 0 for one in ended}
+    lives = {one.seq: _life(batch, one) for one in badly}
+    finish_replays(batch.session, queue_id, [entry_ids[one.seq] for one in well])
+    fail_replays(batch.session, queue_id, {entry_ids[seq]: life for seq, life in lives.items()})
+    for one in well:
+        _succeed(batch, one, taken[one.seq])
+        fields = {"shelf": queue, "entry_id": entry_ids[one.seq], "task_id": one.task_id, "reason": "replayed"}
         batch.events.append(("dead_letter.removed", fields))
-        return
+    for one in badly:
+        life, code = lives[one.seq], step(State.RUNNING, "park").code
+        attempt = taken[one.seq].attempt + 1
+        moves.rest(batch.session, one.seq, code, attempt, life.error, life.traceback, None, entry_ids[one.seq])
+        batch.events.append(_parked_event(queue, one, life.reason, 1))
+
+
+def _life(batch: _Batch, one: Ended) -> Life:
     outcome = one.outcome
-    life = Life(
+    return Life(
         reason=outcome.reason or "unknown",
         error=outcome.error or outcome.kind.value,
         traceback=outcome.traceback or "",
@@ -211,10 +224,6 @@ def _end_replay(batch: _Batch, one: Ended, lease: Taken, facts: Facts) -> None:
         version=batch.version,
         ended=REPLAY_FAILED,
     )
-    fail_replay(batch.session, lease.queue_id, entry_id, life)
-    code = step(State.RUNNING, "park").code
-    moves.rest(batch.session, one.seq, code, lease.attempt + 1, life.error, outcome.traceback, None, entry_id)
-    batch.events.append(_parked_event(queue, one, life.reason, 1))
 
 
 def _park(

@@ -1,0 +1,163 @@
+"""A session: one open connection, two dialects, and the wall where driver errors become ours.
+
+Every function of the store takes the session it shall use, so the same function works on a pooled connection, on a
+connection of a thread's own, and inside a transaction that the caller opened.
+"""
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import peewee
+import psycopg
+from psycopg.rows import tuple_row
+
+from lattice_tasks.errors import StoreError, StoreInvalid, StoreUnavailable
+from lattice_tasks.masking import masked
+
+try:  # peewee takes the same one: a fixed SQLite where its wheel installs
+    from pysqlite3 import dbapi2 as sqlite
+except ImportError:
+    sqlite = sqlite3
+
+__all__ = ["DRIVER_ERRORS", "POOL_ERRORS", "POSTGRES", "SQLITE", "Session", "Statement", "sqlite", "translated"]
+
+POSTGRES, SQLITE = "postgres", "sqlite"
+DRIVER_ERRORS = (psycopg.Error, sqlite.Error)
+POOL_ERRORS = (peewee.OperationalError, peewee.InterfaceError)
+
+_LOST = (psycopg.OperationalError, psycopg.InterfaceError, sqlite.OperationalError, sqlite.InterfaceError)
+_UNUSABLE = ("not a database", "readonly", "read-only", "malformed", "unable to open", "is a directory")
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One SQL text per dialect. `{now}` is the store's clock in microseconds; parameters are `%s` in both."""
+
+    postgres: str
+    sqlite: str = ""
+
+    def __post_init__(self) -> None:
+        both = self.sqlite or self.postgres
+        now = "(extract(epoch from statement_timestamp()) * 1000000)::bigint"
+        offset = "coalesce(nullif(current_setting('lattice.clock_offset_us', true), '')::bigint, 0)"
+        object.__setattr__(self, "postgres", self.postgres.replace("{now}", f"({now} + {offset})"))
+        object.__setattr__(self, "sqlite", both.replace("{now}", "lattice_now()").replace("%s", "?"))
+
+
+class Session:
+    """One open connection in autocommit mode. Not for two threads at once."""
+
+    def __init__(self, raw: Any, dialect: str) -> None:
+        self.raw = raw
+        self.dialect = dialect
+        self._cursor = _plain_cursor(raw, dialect)
+        self._depth = 0
+
+    def fetch(self, statement: Statement, params: Sequence[Any] = ()) -> list[tuple]:
+        """Run one statement and return its rows, in the statement's order.
+
+        Raises:
+            StoreUnavailable: no answer; whether a write happened is unknown. Trying again helps.
+            StoreInvalid, StoreError: it was refused.
+        """
+        try:
+            if self.dialect == POSTGRES:
+                return self._cursor.execute(statement.postgres, params).fetchall()
+            return self._cursor.execute(statement.sqlite, params).fetchall()
+        except DRIVER_ERRORS as error:
+            raise translated(error) from error
+
+    def execute(self, statement: Statement, params: Sequence[Any] = ()) -> int:
+        """Run one statement and return the number of rows it changed; raises like `fetch`."""
+        try:
+            if self.dialect == POSTGRES:
+                return self._cursor.execute(statement.postgres, params).rowcount
+            return self._cursor.execute(statement.sqlite, params).rowcount
+        except DRIVER_ERRORS as error:
+            raise translated(error) from error
+
+    def execute_many(self, statement: Statement, rows: Sequence[Sequence[Any]]) -> None:
+        """Run one statement for every row of parameters; raises like `fetch`."""
+        try:
+            text = statement.postgres if self.dialect == POSTGRES else statement.sqlite
+            self._cursor.executemany(text, rows)
+        except DRIVER_ERRORS as error:
+            raise translated(error) from error
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether a transaction is open on this connection, ours or the caller's."""
+        if self.dialect == POSTGRES:
+            return self.raw.info.transaction_status != psycopg.pq.TransactionStatus.IDLE
+        return self.raw.in_transaction
+
+    @contextmanager
+    def transaction(self) -> Iterator["Session"]:
+        """All or nothing. Nested, or inside the caller's own transaction, it joins: the outermost decides.
+
+        On SQLite BEGIN IMMEDIATE: a writer that starts as a reader would be refused in the middle.
+        """
+        if self._depth or self.in_transaction:
+            self._depth += 1
+            try:
+                yield self
+            finally:
+                self._depth -= 1
+            return
+        self._plain("begin" if self.dialect == POSTGRES else "begin immediate")
+        self._depth = 1
+        try:
+            yield self
+        except BaseException:
+            self._rollback()
+            raise
+        else:
+            self._plain("commit")
+        finally:
+            self._depth = 0
+
+    def close(self) -> None:
+        """Close the connection; safe on a broken one."""
+        try:
+            self.raw.close()
+        except DRIVER_ERRORS:
+            return
+
+    def _plain(self, sql: str) -> None:
+        try:
+            self._cursor.execute(sql)
+        except DRIVER_ERRORS as error:
+            if sql == "commit":
+                self._rollback()
+            raise translated(error) from error
+
+    def _rollback(self) -> None:
+        try:
+            if self.in_transaction:
+                self._cursor.execute("rollback")
+        except DRIVER_ERRORS:
+            self.close()
+
+
+def translated(error: Exception) -> StoreError:
+    """The error of this package for a driver's error; its text names no parameters."""
+    text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if any(mark in text.lower() for mark in _UNUSABLE):
+        return StoreInvalid(f"the store cannot be used: {text}")
+    if isinstance(error, _LOST + POOL_ERRORS):
+        return StoreUnavailable(f"the store does not answer: {masked(text)}")
+    return StoreError(f"the store refused a statement: {masked(text)}")
+
+
+def _plain_cursor(raw: Any, dialect: str) -> Any:
+    """A cursor that returns tuples, whatever the caller's own cursors are."""
+    if dialect != POSTGRES:
+        cursor = raw.cursor()
+        cursor.row_factory = None
+        return cursor
+    cursor = psycopg.Cursor(raw, row_factory=tuple_row)
+    cursor.format = psycopg.pq.Format.BINARY
+    return cursor
