@@ -11,13 +11,11 @@ from queue import Empty, SimpleQueue
 from time import sleep
 from typing import Any
 
-import msgspec
-
 from lattice_tasks import clock
 from lattice_tasks.broker.envelope import LatticeMessage
-from lattice_tasks.broker.lane import Lane, share
+from lattice_tasks.broker.hand_over import HandOver, Screen
+from lattice_tasks.broker.lane import Lane
 from lattice_tasks.broker.notifier import Notifier
-from lattice_tasks.broker.quarantine import Quarantine
 from lattice_tasks.broker.settlement import SettlementBuffer
 from lattice_tasks.broker.work_queue import WorkQueue
 from lattice_tasks.dead_letters.parking import ShelfSpec
@@ -25,16 +23,11 @@ from lattice_tasks.errors import StoreError, StoreUnavailable
 from lattice_tasks.settings import Settings
 from lattice_tasks.store import workers as worker_rows
 from lattice_tasks.store.engine import SQLITE, Engine, Session
-from lattice_tasks.store.turns import Claimed, Want, mark_started, promote, turn
-from lattice_tasks.tasks.invocation import Flag
+from lattice_tasks.store.turns import Want, file_version, mark_started, promote, turn
 from lattice_tasks.tasks.settle import Kind, Outcome
-from lattice_tasks.tasks.submit import decode_body
 from lattice_tasks.telemetry import Telemetry
 
-__all__ = ["Pump", "Screen"]
-
-#: What a claimed invocation must pass before it runs: its outcome when it shall not run at all, else None.
-Screen = Callable[[Claimed, int], Outcome | None]
+__all__ = ["Pump"]
 
 _JOIN_S = 0.004  # loaded: how long outcomes are let to join a commit
 _STUCK_S = 0.2  # look-ahead that no thread has started for so long goes back
@@ -66,13 +59,10 @@ class Pump:
         self._telemetry = telemetry
         self._notifier = notifier
         self._register = register
-        self._screen = screen
         self._threads = threads
-        self._work_queue = work_queue
-        self._lanes: dict[int, Lane] = {}
+        self._hand_over = HandOver(settings, threads, work_queue, screen)
         self._held: dict[int, LatticeMessage] = {}
         self._buffer = SettlementBuffer(worker_name, version, telemetry, self._shelf_of)
-        self._quarantine = Quarantine()
         self._bell: SimpleQueue[None] = SimpleQueue()
         self._is_armed = False
         self._is_woken = True
@@ -132,18 +122,16 @@ class Pump:
 
     def open_lane(self, name: str, queue_id: int, shelf: ShelfSpec) -> Lane:
         """Serve a queue from now on."""
-        lane = self._lanes.get(queue_id)
-        if lane is None:
-            lane = Lane(name, queue_id, shelf)
-            self._lanes = {**self._lanes, queue_id: lane}
+        if queue_id not in self._hand_over.lanes:
             self._notifier.subscribe((queue_id,), self.wake)
+        lane = self._hand_over.open_lane(name, queue_id, shelf)
         self.wake((queue_id,))
         return lane
 
     def wake(self, queue_ids: Collection[int]) -> None:
         """These queues have work."""
         for queue_id in queue_ids:
-            lane = self._lanes.get(queue_id)
+            lane = self._hand_over.lanes.get(queue_id)
             if lane is not None:
                 lane.wake()
         self._is_woken = True
@@ -157,7 +145,7 @@ class Pump:
         """An attempt ended; its outcome is on the message. This cannot fail."""
         if message.started_ns:
             message.ended_ns = clock.monotonic_ns()
-            lane = self._lanes.get(message.claimed.queue_id)
+            lane = self._hand_over.lanes.get(message.claimed.queue_id)
             if lane is not None:
                 lane.measure((message.ended_ns - message.started_ns) / 1e9)
         self._buffer.add(message)
@@ -206,9 +194,9 @@ class Pump:
 
     def _run(self) -> None:
         pause_s = 0.1
-        while not self._is_stopping or len(self._buffer) or self._unstarted():
-            self._rest()
+        while not self._is_stopping or len(self._buffer) or self._hand_over.unstarted:
             try:
+                self._rest()
                 self._work()
                 pause_s = 0.1
             except StoreError as error:
@@ -225,7 +213,7 @@ class Pump:
                 with suppress(Empty):
                     self._bell.get(timeout=self._patience_s())
             self._is_armed = False
-        if len(self._buffer) and self._unstarted() > self._threads:
+        if len(self._buffer) and self._hand_over.unstarted > self._threads:
             sleep(_JOIN_S)
         while not self._bell.empty():
             self._bell.get()
@@ -234,11 +222,11 @@ class Pump:
         if len(self._buffer) or self._is_dead or self._is_stopping:
             return True
         if not self._is_claiming:
-            return self._unstarted() > 0
+            return self._hand_over.unstarted > 0
         now = clock.monotonic()
         if self._due_at is not None and now >= self._due_at:
             return True
-        if self._room() <= 0:
+        if self._hand_over.room(self._free()) <= 0:
             return False
         return self._is_woken or now - self._polled_at >= self._poll_s() or self._has_file_changed()
 
@@ -247,9 +235,9 @@ class Pump:
         waits = [1.0]
         if self._due_at is not None:
             waits.append(self._due_at - now)
-        if self._unstarted():
+        if self._hand_over.unstarted:
             waits.append(_STUCK_S)
-        if self._is_claiming and self._room() > 0:
+        if self._is_claiming and self._hand_over.room(self._free()) > 0:
             waits.append(self._polled_at + self._poll_s() - now)
             if self._engine.dialect == SQLITE:
                 rested = now - self._busy_at
@@ -264,36 +252,16 @@ class Pump:
     def _has_file_changed(self) -> bool:
         if self._engine.dialect != SQLITE or self._session is None:
             return False
-        version = self._session.raw.execute("pragma data_version").fetchone()[0]
+        version = file_version(self._session)
         if version == self._file_version:
             return False
         self._file_version = version
-        for lane in self._lanes.values():
-            lane.wake()
+        self._hand_over.wake()
         return True
 
     def _free(self) -> int:
         """Threads without a message; what has ended frees its thread before it is settled."""
         return self._threads - max(0, len(self._held) - len(self._buffer))
-
-    def _unstarted(self) -> int:
-        return len(self._work_queue) + sum(lane.feed.qsize() for lane in self._lanes.values())
-
-    def _aheads(self) -> dict[int, int]:
-        settings = self._settings
-        span_s, most = settings.lookahead_ms / 1000, settings.lookahead_count
-        return {
-            lane.queue_id: lane.ahead(self._threads, span_s, most) for lane in self._lanes.values() if lane.has_more
-        }
-
-    def _room(self) -> int:
-        """How many more may be claimed now. Loaded, memory is refilled when half of it is gone, not task by task."""
-        if self._quarantine.is_closed:
-            return 0
-        ahead, unstarted = max(self._aheads().values(), default=0), self._unstarted()
-        if not ahead:
-            return self._free()
-        return 0 if unstarted > ahead // 2 else max(0, self._free() + ahead)
 
     # --- one turn ---------------------------------------------------------------------------------------------------
 
@@ -317,21 +285,15 @@ class Pump:
             self._promote(session)
         if clock.monotonic() - self._audited_at >= _AUDIT_S:
             self._audit(session)
-        self._start_next(session)
+        self._hand_over.start_next(lambda one: self._record_start(session, one))
         self._notifier.listen(self._is_claiming and self._free() > 0)
         if self._down_since is not None:
             outage_s, self._down_since = clock.monotonic() - self._down_since, None
             self._telemetry.emit("store.recovered", outage_s=round(outage_s, 3))
 
     def _wants(self) -> list[Want]:
-        room = self._room()
-        if room <= 0 or not self._lanes:
-            return []
-        lanes = list(self._lanes.values())
         is_poll = self._is_woken or clock.monotonic() - self._polled_at >= self._poll_s()
-        hopeful = [lane for lane in lanes if lane.has_more] or (lanes if is_poll else [])
-        self._turns += 1
-        return share(hopeful, max(0, self._free()), self._aheads(), self._turns)
+        return self._hand_over.wants(self._free(), is_poll)
 
     def _turn(self, session: Session, plain: list[LatticeMessage], wants: list[Want]) -> None:
         self._turns += 1
@@ -339,7 +301,9 @@ class Pump:
         started = clock.monotonic()
         if wants:
             self._is_woken = False
-        brought = turn(session, self.worker_id, self._turns, settling, wants, list(self._lanes) if wants else [])
+        brought = turn(
+            session, self.worker_id, self._turns, settling, wants, list(self._hand_over.lanes) if wants else []
+        )
         self._buffer.done(plain, brought.refused, self.worker_id)
         self._forget(plain)
         self._buffer.tell_succeeded(plain, brought.refused)
@@ -348,47 +312,19 @@ class Pump:
         elif wants:
             now = self._polled_at = clock.monotonic()
             self._due_at = None if brought.due_us is None else now + brought.due_us / 1e6
-            self._note(wants, brought.claimed, now, now - started)
-            self._deliver(brought.claimed, brought.now_us)
-
-    def _note(self, wants: list[Want], claimed: list[Claimed], now: float, cost_s: float) -> None:
-        full = set()
-        for want in wants:
-            seqs = [one.seq for one in claimed if one.queue_id == want.queue_id]
-            if self._lanes[want.queue_id].note(want, seqs, now, cost_s):
-                full.add(want.queue_id)
-        if claimed:
-            self._busy_at = now
-        # A full claim leaves more behind, perhaps: wake the next worker.
-        if full and now - self._told_next_at >= _WAKE_NEXT_S:
-            self._told_next_at = now
-            self._notifier.notify(full)
-        if any(lane.has_more for lane in self._lanes.values()):
-            self._is_woken = True
-
-    def _deliver(self, claimed: list[Claimed], now_us: int) -> None:
-        for one in claimed:
-            lane = self._lanes[one.queue_id]
-            refusal = self._screen(one, now_us)
-            try:
-                body = decode_body(one.body if refusal is None else b"{}")
-            except (msgspec.DecodeError, msgspec.ValidationError) as error:
-                body = decode_body(b"{}")
-                refusal = Outcome(Kind.PARK, reason="schema", error=f"undecodable message: {error}", is_charged=False)
-            message = LatticeMessage(one, self._turns, lane.name, body, now_us)
-            self._held[one.seq] = message
-            if refusal is not None:
-                message.outcome = refusal
-                self._buffer.add(message)
-            elif one.flags & Flag.SUSPECT:
-                self._quarantine.add(message)
-            elif self._quarantine.is_closed:
-                self._quarantine.put_behind([message])
-            else:
-                lane.feed.put(message)
+            full = self._hand_over.note(wants, brought.claimed, now, now - started)
+            self._busy_at = now if brought.claimed else self._busy_at
+            self._is_woken = self._is_woken or self._hand_over.has_more
+            if full and now - self._told_next_at >= _WAKE_NEXT_S:  # more is left, perhaps: wake the next worker
+                self._told_next_at = now
+                self._notifier.notify(full)
+            for message in self._hand_over.deliver(brought.claimed, self._turns, brought.now_us):
+                self._held[message.claimed.seq] = message
+                if message.outcome is not None:
+                    self._buffer.add(message)
 
     def _shelf_of(self, queue_id: int) -> tuple[str, ShelfSpec]:
-        lane = self._lanes[queue_id]
+        lane = self._hand_over.lanes[queue_id]
         return lane.name, lane.shelf
 
     def _forget(self, messages: Iterable[LatticeMessage]) -> None:
@@ -399,23 +335,12 @@ class Pump:
     # --- scheduled ones, suspects, what goes back -------------------------------------------------------------------
 
     def _promote(self, session: Session) -> None:
-        moved = promote(session, list(self._lanes), _PROMOTE)
+        moved = promote(session, list(self._hand_over.lanes), _PROMOTE)
         self._due_at = clock.monotonic() if len(moved) >= _PROMOTE else None
-        for lane in self._lanes.values():
-            lane.wake()
+        self._hand_over.wake()
         self._is_woken = True
         if len(moved) > self._free():
-            self._notifier.notify(list(self._lanes))
-
-    def _start_next(self, session: Session) -> None:
-        """Let the next suspect run, its start recorded durably first; without any, what waited behind goes on."""
-        if self._quarantine.is_running:
-            return
-        if self._quarantine.is_closed:
-            self._quarantine.put_behind(self._unstarted_messages())
-        suspect = self._quarantine.next(lambda one: self._record_start(session, one))
-        for message in [suspect] if suspect is not None else self._quarantine.release():
-            self._lanes[message.claimed.queue_id].feed.put(message)
+            self._notifier.notify(list(self._hand_over.lanes))
 
     def _record_start(self, session: Session, suspect: LatticeMessage) -> bool:
         if mark_started(session, self.worker_id, suspect.claimed.seq, suspect.batch):
@@ -423,20 +348,13 @@ class Pump:
         self._forget([suspect])
         return False
 
-    def _unstarted_messages(self) -> list[LatticeMessage]:
-        messages = [item.message for item in self._work_queue.take_back()]
-        return messages + [message for lane in self._lanes.values() for message in lane.take_back()]
-
     def _give_back(self) -> None:
         """Hand back what no thread has started: when this worker stops, and when look-ahead sits on slow work."""
         if not self._is_claiming:
-            self.hand_back([*self._unstarted_messages(), *self._quarantine.empty()], "the worker is stopping")
-        elif self._unstarted() and not self._quarantine.is_closed:
-            running = [one.started_ns for one in list(self._held.values()) if one.started_ns and one.outcome is None]
-            if len(running) >= self._threads and clock.monotonic_ns() - max(running) > _STUCK_S * 1e9:
-                for lane in self._lanes.values():
-                    lane.mean_s = None
-                self.hand_back(self._unstarted_messages(), "look-ahead was not started in time")
+            self.hand_back(self._hand_over.take_back_all(), "the worker is stopping")
+            return
+        running = [one.started_ns for one in list(self._held.values()) if one.started_ns and one.outcome is None]
+        self.hand_back(self._hand_over.take_back_stuck(running, _STUCK_S), "look-ahead was not started in time")
 
     # --- outages and rebirth ----------------------------------------------------------------------------------------
 
@@ -451,7 +369,7 @@ class Pump:
 
     def _take_new_incarnation(self, session: Session) -> None:
         self._telemetry.emit("worker.declared_dead", worker=self.worker_id)
-        unstarted = [*self._unstarted_messages(), *self._quarantine.empty()]
+        unstarted = self._hand_over.take_back_all()
         ended = self._buffer.clear()
         for message in ended:
             if message.outcome is None or message.outcome.kind is not Kind.RELEASE:
