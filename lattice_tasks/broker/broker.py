@@ -10,7 +10,6 @@ import socket
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any, cast
 
 import dramatiq
@@ -40,7 +39,7 @@ from lattice_tasks.broker.work_queue import WorkQueue
 from lattice_tasks.dead_letters.parking import ShelfSpec
 from lattice_tasks.errors import InvalidInput, InvalidOperation, StoreError
 from lattice_tasks.queues.record import QueueRecord, Queues, require_name
-from lattice_tasks.settings import Settings
+from lattice_tasks.settings import VERSION, Settings
 from lattice_tasks.store.engine import Engine, Session
 from lattice_tasks.store.submits import NewInvocation
 from lattice_tasks.store.turns import Claimed
@@ -277,7 +276,7 @@ class LatticeBroker(dramatiq.Broker):
             lambda session: self._register(session, worker),
             self._screen,
             me,
-            version("lattice-tasks"),
+            VERSION,
             worker.worker_threads,
             work_queue,
         )
@@ -306,7 +305,7 @@ class LatticeBroker(dramatiq.Broker):
             worker.worker_threads,
             json.dumps(queues),
             json.dumps(sorted(self.actors)),
-            version("lattice-tasks"),
+            VERSION,
         )
         worker_id = register(session, row)
         self._parts.telemetry.emit(
