@@ -186,7 +186,8 @@ def balance(console: Console, app: Any, jobs: Sequence[Any]) -> bool:
     even = lost == 0 and parked == shelved
     colour = "green" if even else "red"
     text = f"submitted {submitted:,} = succeeded {succeeded:,} + parked {parked:,}, {lost} lost"
-    console.print("\n", Panel(text, style=colour, expand=False, title="The books"), sep="")
+    console.print()
+    console.print(Panel(text, style=colour, expand=False, title="The books"))
     if parked != shelved:
         console.print(f"[red]{parked} invocations are parked, but {shelved} dead letters are on the shelf[/]")
     if lost:
