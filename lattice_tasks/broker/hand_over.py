@@ -4,7 +4,7 @@ Messages lie in a lane's feed until a consumer thread takes them, then in the wo
 be taken back, so that nothing claimed is kept from other workers without reason.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -103,15 +103,25 @@ class HandOver:
                 self.lanes[one.queue_id].feed.put(message)
         return messages
 
-    def start_next(self, may_start: Callable[[LatticeMessage], bool]) -> None:
-        """Let the next suspect run, its start recorded durably first; without any, what waited behind goes on."""
+    def start_next(self, may_start: Callable[[LatticeMessage], bool], held: Iterable[LatticeMessage]) -> None:
+        """Let the next suspect run, its start recorded durably first; without any, what waited behind goes on.
+
+        Args:
+            held: everything that this process has claimed and not settled.
+        """
         if self._quarantine.is_running:
             return
         if self._quarantine.is_closed:
             self._quarantine.put_behind(self.take_back())
+            if not self._quarantine.is_alone(held):
+                return
         suspect = self._quarantine.next(may_start)
         for message in [suspect] if suspect is not None else self._quarantine.release():
             self.lanes[message.claimed.queue_id].feed.put(message)
+
+    def forget(self, message: LatticeMessage) -> None:
+        """Its end is stored."""
+        self._quarantine.forget(message)
 
     def take_back(self) -> list[LatticeMessage]:
         """Everything on its way that no thread has begun."""

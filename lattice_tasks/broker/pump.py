@@ -285,7 +285,7 @@ class Pump:
             self._promote(session)
         if clock.monotonic() - self._audited_at >= _AUDIT_S:
             self._audit(session)
-        self._hand_over.start_next(lambda one: self._record_start(session, one))
+        self._hand_over.start_next(lambda one: self._record_start(session, one), self._held.values())
         self._notifier.listen(self._is_claiming and self._free() > 0)
         if self._down_since is not None:
             outage_s, self._down_since = clock.monotonic() - self._down_since, None
@@ -329,6 +329,7 @@ class Pump:
 
     def _forget(self, messages: Iterable[LatticeMessage]) -> None:
         for message in messages:
+            self._hand_over.forget(message)
             if self._held.get(message.claimed.seq) is message:
                 del self._held[message.claimed.seq]
 

@@ -1,7 +1,8 @@
 """Suspects: invocations whose worker process died while it held them, so that one of them may have killed it.
 
-A process runs one suspect at a time, its start recorded durably first. Until that has ended or survived five seconds, the
-next suspect and everything else that is claimed waits, so a death charges the one that did it.
+A process runs one suspect at a time, its start recorded durably first, and only when all else that runs here has proved
+harmless. Until its end is stored or it has survived five seconds, the next suspect and everything else that is claimed
+waits. So a death charges the one that did it, and nobody else.
 """
 
 from collections import deque
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterable
 
 from lattice_tasks import clock
 from lattice_tasks.broker.envelope import LatticeMessage
+from lattice_tasks.tasks.invocation import Flag
 
 __all__ = ["Quarantine"]
 
@@ -31,10 +33,7 @@ class Quarantine:
     @property
     def is_running(self) -> bool:
         """Whether a suspect runs that has not proved harmless yet."""
-        running = self._running
-        if running is None or running.outcome is not None:
-            return False
-        return not running.started_ns or clock.monotonic() - running.started_ns / 1e9 < _PROVEN_S
+        return self._running is not None and not _is_harmless(self._running)
 
     def add(self, suspect: LatticeMessage) -> None:
         """A suspect was claimed."""
@@ -43,6 +42,16 @@ class Quarantine:
     def put_behind(self, messages: Iterable[LatticeMessage]) -> None:
         """These wait until the suspect has proved harmless."""
         self._behind += messages
+
+    def forget(self, message: LatticeMessage) -> None:
+        """Its end is stored: a death that comes now is another's."""
+        if message is self._running:
+            self._running = None
+
+    def is_alone(self, held: Iterable[LatticeMessage]) -> bool:
+        """Whether, of all that this process holds, nothing is under way that may kill it yet."""
+        waiting = {id(one) for one in (*self._suspects, *self._behind)}
+        return all(id(one) in waiting or _is_harmless(one) for one in held)
 
     def next(self, may_start: Callable[[LatticeMessage], bool]) -> LatticeMessage | None:
         """The suspect to run now, its start recorded by `may_start` (False: it is not ours any more); None: none."""
@@ -65,3 +74,10 @@ class Quarantine:
         self._suspects.clear()
         self._behind = []
         return messages
+
+
+def _is_harmless(message: LatticeMessage) -> bool:
+    """It has survived for long enough, or has ended. The start of a suspect stays on record until its end is stored."""
+    if message.outcome is not None:
+        return not message.claimed.flags & Flag.SUSPECT
+    return bool(message.started_ns) and clock.monotonic() - message.started_ns / 1e9 >= _PROVEN_S
