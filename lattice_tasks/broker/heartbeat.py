@@ -76,7 +76,7 @@ class Heartbeat:
 
     def _beat(self, session: Session) -> None:
         worker_id = self._pump.worker_id
-        state, to_cancel = worker_rows.beat(session, worker_id)
+        state, to_cancel = worker_rows.beat(session, worker_id, self._pump.held())
         if state is None and worker_id == self._pump.worker_id:
             self._pump.declared_dead()
         self._pump.drain(state == "draining")

@@ -5,6 +5,7 @@ claimed at once; loaded, hundreds share a commit.
 """
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
@@ -23,7 +24,7 @@ from lattice_tasks.errors import StoreError, StoreUnavailable
 from lattice_tasks.settings import Settings
 from lattice_tasks.store import workers as worker_rows
 from lattice_tasks.store.engine import SQLITE, Engine, Session
-from lattice_tasks.store.turns import Want, file_version, mark_started, promote, turn
+from lattice_tasks.store.turns import Claimed, Want, file_version, mark_started, promote, turn
 from lattice_tasks.tasks.settle import Kind, Outcome
 from lattice_tasks.telemetry import Telemetry
 
@@ -31,7 +32,8 @@ __all__ = ["Pump"]
 
 _JOIN_S = 0.004  # loaded: how long outcomes are let to join a commit
 _STUCK_S = 0.2  # look-ahead that no thread has started for so long goes back
-_AUDIT_S = 5.0
+_AUDIT_S = 60.0  # and after every connection error
+_DUE_LOOK_S = 0.1
 _WAKE_NEXT_S = 0.05
 _PROMOTE = 500
 _ALONE_POLL_S = 0.25  # without wake-ups from other processes
@@ -72,6 +74,7 @@ class Pump:
         self._turns = 0
         self._polled_at = self._audited_at = self._told_next_at = self._busy_at = 0.0
         self._due_at: float | None = None
+        self._due_looked_at = 0.0
         self._down_since: float | None = None
         self._file_version = 0
         self._session: Session | None = None
@@ -134,6 +137,7 @@ class Pump:
             lane = self._hand_over.lanes.get(queue_id)
             if lane is not None:
                 lane.wake()
+        self._due_looked_at = 0.0
         self._is_woken = True
         self._ring()
 
@@ -175,6 +179,10 @@ class Pump:
             if message.thread_id == thread_id and message.started_ns and id(message) not in waiting:
                 finish(message)
                 self.ended(message)
+
+    def held(self) -> list[int]:
+        """The seqs of everything that this process has leased, as it knows."""
+        return list(self._held)
 
     def drain(self, is_draining: bool) -> None:
         """An operator asked this worker to take no more."""
@@ -299,11 +307,12 @@ class Pump:
         self._turns += 1
         settling = [(one.claimed.seq, one.batch, one.outcome.result if one.outcome else None) for one in plain]
         started = clock.monotonic()
+        watched: list[int] = []
         if wants:
             self._is_woken = False
-        brought = turn(
-            session, self.worker_id, self._turns, settling, wants, list(self._hand_over.lanes) if wants else []
-        )
+            if started - self._due_looked_at >= _DUE_LOOK_S:
+                self._due_looked_at, watched = started, list(self._hand_over.lanes)
+        brought = turn(session, self.worker_id, self._turns, settling, wants, watched)
         self._buffer.done(plain, brought.refused, self.worker_id)
         self._forget(plain)
         self._buffer.tell_succeeded(plain, brought.refused)
@@ -311,9 +320,11 @@ class Pump:
             self._is_dead = True
         elif wants:
             now = self._polled_at = clock.monotonic()
-            self._due_at = None if brought.due_us is None else now + brought.due_us / 1e6
+            if watched:
+                self._due_at = None if brought.due_us is None else now + brought.due_us / 1e6
             full = self._hand_over.note(wants, brought.claimed, now, now - started)
             self._busy_at = now if brought.claimed else self._busy_at
+            self._tell_claimed(brought.claimed)
             self._is_woken = self._is_woken or self._hand_over.has_more
             if full and now - self._told_next_at >= _WAKE_NEXT_S:  # more is left, perhaps: wake the next worker
                 self._told_next_at = now
@@ -322,6 +333,11 @@ class Pump:
                 self._held[message.claimed.seq] = message
                 if message.outcome is not None:
                     self._buffer.add(message)
+
+    def _tell_claimed(self, claimed: Collection[Claimed]) -> None:
+        if self._telemetry.is_heard:
+            for queue_id, count in Counter(one.queue_id for one in claimed).items():
+                self._telemetry.emit("task.claimed", queue=self._hand_over.lanes[queue_id].name, count=count)
 
     def _shelf_of(self, queue_id: int) -> tuple[str, ShelfSpec]:
         lane = self._hand_over.lanes[queue_id]
@@ -338,6 +354,7 @@ class Pump:
     def _promote(self, session: Session) -> None:
         moved = promote(session, list(self._hand_over.lanes), _PROMOTE)
         self._due_at = clock.monotonic() if len(moved) >= _PROMOTE else None
+        self._due_looked_at = 0.0
         self._hand_over.wake()
         self._is_woken = True
         if len(moved) > self._free():

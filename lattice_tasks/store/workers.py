@@ -7,7 +7,7 @@ so after a burial nothing new is leased to the dead and a beat that changes no r
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lattice_tasks.store.engine import Session, Statement
+from lattice_tasks.store.engine import POSTGRES, Session, Statement
 
 __all__ = [
     "Orphan",
@@ -57,9 +57,14 @@ _REGISTER = Statement(
 )
 # The answer carries all that a beating worker must know: that it lives, whether it shall drain, what to cancel.
 _BEAT = Statement("""update lattice_worker set beat = beat + 1, seen_at = {now} where id = %s returning state""")
+# By full key, lease by lease: a range over the worker would walk every dead entry that an open snapshot keeps.
 _CANCELS = Statement(
-    """select l.seq, coalesce(i.error, 'cancelled') from lattice_lease l join lattice_invocation i on i.seq = l.seq
-       where l.worker_id = %s and l.flags & 4 <> 0"""
+    postgres="""select l.seq, coalesce(i.error, 'cancelled')
+        from lattice_lease l join lattice_invocation i on i.seq = l.seq
+        where l.worker_id = %s and l.seq = any(%s::bigint[]) and l.flags & 4 <> 0""",
+    sqlite="""select l.seq, coalesce(i.error, 'cancelled')
+        from lattice_lease l join lattice_invocation i on i.seq = l.seq
+        where l.worker_id = %s and l.flags & 4 <> 0""",
 )
 _PULSES = Statement("select id, beat, host, pid from lattice_worker")
 _MINE = Statement("select seq, batch from lattice_lease where worker_id = %s")
@@ -90,12 +95,15 @@ def set_state(session: Session, namespace_id: int, worker_id: int, state: str) -
     return session.execute(_SET_STATE, (state, namespace_id, worker_id)) == 1
 
 
-def beat(session: Session, worker_id: int) -> tuple[str | None, list[tuple[int, str]]]:
+def beat(session: Session, worker_id: int, held: Sequence[int]) -> tuple[str | None, list[tuple[int, str]]]:
     """Move the counter; returns the worker's state, None when it was declared dead, and which leases to cancel, why."""
     rows = session.fetch(_BEAT, (worker_id,))
     if not rows:
         return None, []
-    return rows[0][0], [(seq, why) for seq, why in session.fetch(_CANCELS, (worker_id,))]
+    if not held:
+        return rows[0][0], []
+    named = (worker_id, list(held)) if session.dialect == POSTGRES else (worker_id,)
+    return rows[0][0], [(seq, why) for seq, why in session.fetch(_CANCELS, named)]
 
 
 def pulses(session: Session) -> list[tuple[int, int, str, int]]:
