@@ -17,7 +17,7 @@ import pytest
 
 from lattice_tasks.broker.supervisor import pause_s
 
-# from lattice_tasks.broker.worker_child import end_with
+from lattice_tasks.broker.worker_child import end_with
 
 ROOT = Path(__file__).resolve().parents[1]
 PATIENCE_S = 20.0

@@ -75,6 +75,10 @@ class Desk:
             )
         return self._lattice
 
+    def adopt(self, lattice: Lattice) -> None:
+        """Work with the `Lattice` of an app from now on, whose store is its own affair."""
+        self._lattice = lattice
+
     @contextmanager
     def session(self) -> Iterator[tuple[Session, int]]:
         """A session for pictures, and the namespace's id; from then on the screen knows the store's clock."""

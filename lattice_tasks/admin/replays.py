@@ -1,5 +1,6 @@
 """`lattice-tasks dlq replay`: one more attempt for dead letters, through a worker or in this very process."""
 
+import pdb
 import threading
 from collections.abc import Sequence
 
@@ -9,10 +10,13 @@ from lattice_tasks import clock, insights
 from lattice_tasks.admin import letters
 from lattice_tasks.admin.desk import TIMED_OUT, Desk, pass_desk
 from lattice_tasks.admin.letters import Result
-from lattice_tasks.admin.options import Change, changing
+from lattice_tasks.admin.options import Change, Verb, changing
 from lattice_tasks.admin.progress import progress
+from lattice_tasks.app import Lattice
+from lattice_tasks.broker.here import replay_here
+from lattice_tasks.broker.loading import load_app
 from lattice_tasks.dead_letters.entry import REASONS
-from lattice_tasks.errors import TaskNotFound
+from lattice_tasks.errors import AlreadyHandled, AppImportFailed, TaskNotFound
 from lattice_tasks.tasks.invocation import State
 
 __all__ = ["replay"]
@@ -20,7 +24,7 @@ __all__ = ["replay"]
 _LOOK_EVERY_S = 0.1
 
 
-@click.command()
+@click.command(cls=Verb)
 @click.argument("ids", metavar="ID...", nargs=-1)
 @click.option("--queue", metavar="Q", help="The queue; not needed with tasks' ids.")
 @click.option("--all", "is_all", is_flag=True, help="Every letter that is on the shelf of --queue now.")
@@ -29,7 +33,7 @@ _LOOK_EVERY_S = 0.1
 @click.option("--wait", "wait_s", type=click.FloatRange(min=0), metavar="S", help="Wait S seconds for the outcome.")
 @click.option("--here", is_flag=True, help="Run it in this process instead of a worker; needs --app.")
 @click.option("--app", metavar="MODULE", help="With --here: the module that declares the tasks.")
-@click.option("--pdb", is_flag=True, help="With --here: open the debugger where the task fails.")
+@click.option("--pdb", "is_debugged", is_flag=True, help="With --here: open the debugger where the task fails.")
 @changing
 @pass_desk
 def replay(
@@ -42,7 +46,7 @@ def replay(
     wait_s: float | None,
     here: bool,
     app: str | None,
-    pdb: bool,
+    is_debugged: bool,
     change: Change,
 ) -> None:
     """Give dead letters one more attempt, under the same task id.
@@ -50,10 +54,12 @@ def replay(
     A letter stays on the shelf while it is replayed; success takes it away, another failure leaves it there with the
     new error.
     """
-    if (app or pdb) and not here:
+    if (app or is_debugged) and not here:
         raise click.UsageError("--app and --pdb belong to --here")
     if here and not app:
         raise click.UsageError("--here needs --app: the module that declares the task")
+    if app is not None:
+        desk.adopt(_lattice_of(app))
     targets = letters.wanted(desk, queue, ids, is_all, only, actor)
     if not targets:
         desk.screen.many([], letters.FIELDS, letters.COLUMNS, "dead letters")
@@ -64,7 +70,7 @@ def replay(
     if change.is_dry:
         results = [Result(target, "would_replay", target.detail) for target in targets]
     else:
-        results = _through_workers(desk, targets, wait_s)
+        results = _here(desk, targets, is_debugged) if here else _through_workers(desk, targets, wait_s)
         desk.record(change, "replay", noun)
     desk.screen.many([result.record for result in results], letters.FIELDS, letters.COLUMNS, "dead letters")
     if any(result.outcome == "waiting" for result in results):
@@ -77,6 +83,42 @@ def _through_workers(desk: Desk, targets: Sequence[letters.Target], wait_s: floa
     if wait_s is not None:
         _await(desk, results, wait_s)
     return results
+
+
+def _here(desk: Desk, targets: Sequence[letters.Target], is_debugged: bool) -> list[Result]:
+    lattice = desk.lattice
+
+    def on_failure(error: BaseException) -> None:
+        desk.screen.trace(error)
+        if is_debugged:
+            pdb.post_mortem(error.__traceback__)
+
+    results = []
+    for target in targets:
+        result = Result(target, "not_found" if target.detail else "replaying", target.detail)
+        results.append(result)
+        if target.detail:
+            continue
+        record = lattice.queues.get(target.queue or "")
+        parts = (lattice.engine, lattice.settings, lattice.telemetry, lattice.broker, lattice.namespace_id)
+        try:
+            replay_here(*parts, record, target.entry_id or 0, on_failure)
+        except AlreadyHandled as error:
+            result.outcome, result.detail = "already_handled", str(error)
+            continue
+        _has_ended(desk, result)
+    return results
+
+
+def _lattice_of(app: str) -> Lattice:
+    """The `Lattice` that an app's module made; the letter is looked for in that one's store."""
+    module, named = load_app(app)
+    found = [named] if named is not None else list(vars(module).values())
+    ours = list({id(each): each for each in found if isinstance(each, Lattice)}.values())
+    if len(ours) != 1:
+        what = "no Lattice" if not ours else f"{len(ours)} of them; name one, as in module:attribute"
+        raise AppImportFailed(f"app {app!r} holds {what}")
+    return ours[0]
 
 
 def _await(desk: Desk, results: Sequence[Result], wait_s: float) -> None:

@@ -9,6 +9,7 @@ import io
 import json
 import os
 import shutil
+import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -119,6 +120,15 @@ class Screen:
             self.err.flush()
         except (OSError, ValueError):
             return  # nobody is there to be told
+
+    def trace(self, error: BaseException) -> None:
+        """The frames of an exception of somebody's own code, on standard error."""
+        text = "".join(traceback.format_exception(error))
+        try:
+            self.err.write(visible(text, keep="\n\t"))
+            self.err.flush()
+        except (OSError, ValueError):
+            return
 
     def flush(self) -> None:
         """Make sure that everything has gone out."""

@@ -10,7 +10,7 @@ import click
 from lattice_tasks import insights
 from lattice_tasks.admin.desk import CONFLICT, TIMED_OUT, Desk, pass_desk
 from lattice_tasks.admin.options import Change, JsonText, Noun, When, changing
-from lattice_tasks.errors import ActorUnknown, NotFinished
+from lattice_tasks.errors import ActorUnknown, NotFinished, ReservedName
 from lattice_tasks.insights import TaskPicture
 from lattice_tasks.tasks.invocation import State
 
@@ -54,6 +54,11 @@ def submit(
     change: Change,
 ) -> None:
     """Submit a task for ACTOR to QUEUE."""
+    ours = [name for name in kwargs if name.startswith("_")]
+    if ours:
+        raise ReservedName(
+            f"--kwargs: names like {ours[0]!r} are kept for us; see --key, --priority, --delay, --deadline"
+        )
     with desk.session() as (session, namespace_id):
         workers = insights.live_workers(insights.list_workers(session, namespace_id), desk.lattice.settings.lease_ms)
     known = insights.known_actors(workers)
@@ -131,6 +136,8 @@ def wait(desk: Desk, task_id: str, timeout_s: float | None) -> None:
     """Wait until a task has ended, and show how. Exit 0: it succeeded."""
     task = _detail(desk, task_id)
     failed = ""
+    if State(task["state"]).is_open:
+        desk.screen.note(f"task {task['id']} is {task['state']}; waiting for its end")
     try:
         desk.lattice.job(task["id"]).result(timeout=timeout_s)
     except NotFinished as error:
