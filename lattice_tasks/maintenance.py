@@ -8,18 +8,23 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from lattice_tasks import clock
+from lattice_tasks.dead_letters.parking import ShelfSpec
 from lattice_tasks.errors import StoreError, StoreUnavailable
 from lattice_tasks.settings import Settings
 from lattice_tasks.store import counters
 from lattice_tasks.store import invocations as invocation_rows
+from lattice_tasks.store import queues as queue_rows
+from lattice_tasks.store import settles as settle_rows
 from lattice_tasks.store import workers as worker_rows
 from lattice_tasks.store.engine import Session
 from lattice_tasks.tasks.claim import Observer, rescue
+from lattice_tasks.tasks.settle import park_held
 from lattice_tasks.telemetry import Telemetry
 
 __all__ = ["Maintenance", "prune"]
 
 _PRUNE_PAGE = 2_000
+_HELD_PAGE = 100
 
 
 @dataclass(slots=True)
@@ -42,6 +47,7 @@ class Maintenance:
         now = clock.monotonic()
         self._chores = [
             _Chore("rescue", min(1.0, settings.lease_ms / 4_000), self._rescue, now),
+            _Chore("held", 5.0, self._park_held, now),
             _Chore("prune", 30.0, self._prune, now + 30),
             _Chore("counters", 300.0, self._prune_counters, now + 60),
         ]
@@ -71,6 +77,16 @@ class Maintenance:
             self._telemetry.emit("worker.lost", worker=worker_id, host=found.host, pid=found.pid, leases=found.leases)
             if found.queue_ids:
                 self._wake(found.queue_ids)
+
+    def _park_held(self, session: Session) -> None:
+        for queue_id in settle_rows.queues_with_held(session):
+            row = queue_rows.queue_of(session, queue_id)
+            if row is None:
+                continue
+            name, capacity, on_full = row
+            shelf = ShelfSpec(queue_id, capacity or self._settings.shelf_capacity, on_full)
+            for event, fields in park_held(session, name, shelf, _HELD_PAGE):
+                self._telemetry.emit(event, **fields)
 
     def _prune(self, session: Session) -> None:
         """One page at a time; a page that was full is followed by the next one soon."""

@@ -4,11 +4,13 @@ Hot statements are fixed SQL (`Statement`); peewee builds the schema and the rep
 """
 
 import os
+import random
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from pathlib import Path
+from time import sleep
 from typing import Any
 from urllib.parse import unquote
 
@@ -35,6 +37,7 @@ __all__ = ["POSTGRES", "SQLITE", "Engine", "Session", "Statement", "sqlite_versi
 
 sqlite_version: tuple[int, ...] = sqlite.sqlite_version_info
 
+_SWITCH_S = 5.0
 _PROBE_AFTER_S = 1.0
 _ISOLATION = Statement("select current_setting('transaction_isolation')")
 
@@ -51,6 +54,20 @@ class _PostgresPool(PooledPostgresqlDatabase):
     def _can_reuse(self, conn: Any) -> bool:
         conn.lattice_used_at = clock.monotonic()
         return super()._can_reuse(conn)
+
+
+class _SqlitePool(PooledSqliteDatabase):
+    """Waits its turn to switch a new file to WAL: that takes the whole file, and SQLite does not wait for it by itself."""
+
+    def _connect(self) -> Any:
+        give_up_at = clock.monotonic() + _SWITCH_S
+        while True:
+            try:
+                return super()._connect()
+            except sqlite.OperationalError as error:
+                if "locked" not in str(error) or clock.monotonic() > give_up_at:
+                    raise
+            sleep(random.uniform(0.005, 0.05))
 
 
 class Engine:
@@ -129,13 +146,21 @@ class Engine:
         Raises:
             InvalidOperation: as for `joining`, or a transaction is open there already.
         """
+        with _begun(connection, self.require_idle(connection)), self.joining(connection) as joined:
+            yield joined
+
+    def require_idle(self, connection: Any) -> Session:
+        """A session on the caller's connection, on which no transaction is open.
+
+        Raises:
+            InvalidOperation: one is, or it cannot be joined at all.
+        """
         session = Session(_raw_of(connection, self.dialect), self.dialect)
         if session.in_transaction:
             raise InvalidOperation(
                 "a transaction is open on this connection already; use lattice.joining to follow its fate"
             )
-        with _begun(connection, session), self.joining(connection) as joined:
-            yield joined
+        return session
 
     @contextmanager
     def apart(self) -> Iterator[Session]:
@@ -214,13 +239,13 @@ class Engine:
             params["options"] += f" -c lattice.clock_offset_us={settings.clock_offset_ms * 1000}"
         return params
 
-    def _sqlite_database(self) -> PooledSqliteDatabase:
+    def _sqlite_database(self) -> _SqlitePool:
         path = unquote(self.url.removeprefix("sqlite:///").split("?")[0])
         if not path or path == ":memory:":
             raise SettingsError(f"store_url={self.url!r} names no file; use sqlite:///lattice.db")
         if Path(path).is_dir():
             raise StoreInvalid(f"the store cannot be used: {path} is a directory")
-        database = PooledSqliteDatabase(
+        database = _SqlitePool(
             path,
             max_connections=self._settings.pool_size,
             timeout=self._settings.store_timeout_ms / 1000,

@@ -2,7 +2,7 @@
 
 from lattice_tasks.store.engine import Session, Statement
 
-__all__ = ["add_queue", "depths", "find_queue", "list_queues", "open_namespace", "set_queue_state"]
+__all__ = ["add_queue", "depths", "find_queue", "list_queues", "open_namespace", "queue_of", "set_queue_state"]
 
 _ADD_NAMESPACE = Statement(
     "insert into lattice_namespace (name, wake_id, created_at) values (%s, %s, {now}) on conflict do nothing"
@@ -17,6 +17,7 @@ _ADD = Statement(
         on conflict do nothing returning {_COLUMNS}"""
 )
 _FIND = Statement(f"select {_COLUMNS} from lattice_queue where namespace_id = %s and name = %s")
+_OF_ID = Statement("select name, dlq_capacity, dlq_on_full from lattice_queue where id = %s")
 _LIST = Statement(f"select {_COLUMNS} from lattice_queue where namespace_id = %s order by name")
 _SET_STATE = Statement(
     f"""update lattice_queue set state = %s, updated_at = {{now}}
@@ -29,7 +30,7 @@ _DEPTHS = Statement(
                    and worker_id in (select id from lattice_worker)),
               coalesce((select h.count from lattice_tree t join lattice_fifo_head h on h.tree_id = t.id
                         where t.name = %s), 0),
-              0
+              (select count(*) from lattice_invocation where queue_id = q.id and state = 3)
        from lattice_queue q where q.id = %s"""
 )
 
@@ -61,6 +62,12 @@ def find_queue(session: Session, namespace_id: int, name: str) -> tuple | None:
     """The queue's row, or None."""
     rows = session.fetch(_FIND, (namespace_id, name))
     return rows[0] if rows else None
+
+
+def queue_of(session: Session, queue_id: int) -> tuple[str, int | None, str] | None:
+    """Name, shelf capacity and what a full shelf does, of any namespace's queue; None: no such id."""
+    rows = session.fetch(_OF_ID, (queue_id,))
+    return (rows[0][0], rows[0][1], rows[0][2]) if rows else None
 
 
 def list_queues(session: Session, namespace_id: int) -> list[tuple]:

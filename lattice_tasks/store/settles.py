@@ -10,13 +10,16 @@ from lattice_tasks.store.engine import POSTGRES, Session, Statement
 
 __all__ = [
     "Facts",
+    "Held",
     "Taken",
     "cancel_leased",
     "count_down",
     "facts_of",
+    "held_ones",
     "place_leased",
     "place_ready",
     "place_scheduled",
+    "queues_with_held",
     "record_failure",
     "reopen",
     "rest",
@@ -24,6 +27,7 @@ __all__ = [
     "rest_unread",
     "take_leases",
     "take_unleased",
+    "unhold",
 ]
 
 
@@ -52,6 +56,23 @@ class Facts:
     entry_id: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """An invocation that failed for good while its shelf had no place."""
+
+    seq: int
+    id: str
+    actor: str
+    body: bytes
+    key: str | None
+    priority: int
+    submitted_at: int
+    attempt: int
+    reason: str
+    error: str | None
+    traceback: str | None
+
+
 _TAKE = Statement(
     postgres="""delete from lattice_lease l using unnest(%s::bigint[], %s::bigint[]) as g (seq, batch)
         where l.worker_id = %s and l.seq = g.seq and l.batch = g.batch
@@ -74,8 +95,17 @@ _FAILURE = Statement(
 )
 _REST = Statement(
     """update lattice_invocation set state = %s, finished_at = {now}, attempt = %s, error = %s, traceback = %s,
-           result = %s, entry_id = %s where seq = %s"""
+           result = %s, entry_id = %s, reason = %s where seq = %s"""
 )
+# By a partial index on just these rows, so it costs nothing while nothing is held.
+_HELD = Statement(
+    postgres="""select seq, id::text, actor, body, key, priority, submitted_at, attempt, reason, error, traceback
+        from lattice_invocation where queue_id = %s and state = 3 order by seq limit %s for update skip locked""",
+    sqlite="""select seq, id, actor, body, key, priority, submitted_at, attempt, reason, error, traceback
+        from lattice_invocation where queue_id = %s and state = 3 order by seq limit %s""",
+)
+_HELD_QUEUES = Statement("select distinct queue_id from lattice_invocation where state = 3 order by queue_id")
+_UNHOLD = Statement("update lattice_invocation set state = %s, entry_id = %s where seq = %s")
 _GONE = Statement("update lattice_invocation set state = %s, entry_id = null where seq = %s")
 _GONE_UNREAD = Statement(
     "update lattice_invocation set state = %s, entry_id = null where queue_id = %s and entry_id = %s"
@@ -141,9 +171,25 @@ def rest(
     traceback: str | None,
     result: bytes | None,
     entry_id: int | None,
+    reason: str | None = None,
 ) -> None:
-    """Write a resting state into the invocation."""
-    session.execute(_REST, (code, attempt, error, traceback, result, entry_id, seq))
+    """Write a resting state into the invocation; `reason` is the tag of its dead letter."""
+    session.execute(_REST, (code, attempt, error, traceback, result, entry_id, reason, seq))
+
+
+def held_ones(session: Session, queue_id: int, limit: int) -> list[Held]:
+    """Held invocations of a queue, the oldest first, locked for the caller's transaction; none that another locks."""
+    return [Held(*row) for row in session.fetch(_HELD, (queue_id, limit))]
+
+
+def queues_with_held(session: Session) -> list[int]:
+    """Ids of the queues that have held invocations."""
+    return [queue_id for (queue_id,) in session.fetch(_HELD_QUEUES)]
+
+
+def unhold(session: Session, seq: int, code: int, entry_id: int) -> None:
+    """A held invocation found its place on the shelf."""
+    session.execute(_UNHOLD, (code, entry_id, seq))
 
 
 def rest_discarded(session: Session, seq: int, code: int) -> None:

@@ -65,6 +65,7 @@ def models(database: peewee.Database) -> Any:
         state = peewee.SmallIntegerField()
         finished_at = peewee.BigIntegerField(null=True)
         attempt = peewee.IntegerField()
+        reason = peewee.TextField(null=True)
         error = peewee.TextField(null=True)
         traceback = peewee.TextField(null=True)
         result = peewee.BlobField(null=True)
@@ -80,6 +81,9 @@ def models(database: peewee.Database) -> Any:
         unique=True,
         where=Invocation.key.is_null(False),
         name="lattice_invocation_key",
+    )
+    Invocation.add_index(
+        Invocation.queue_id, Invocation.seq, where=Invocation.state == 3, name="lattice_invocation_held"
     )
 
     class Ready(Row):

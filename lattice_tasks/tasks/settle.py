@@ -11,14 +11,14 @@ from typing import Any
 
 from lattice_tasks import clock
 from lattice_tasks.dead_letters.entry import REPLAY_FAILED, DeadLetter, Life
-from lattice_tasks.dead_letters.parking import ShelfSpec, fail_replays, finish_replays, park
+from lattice_tasks.dead_letters.parking import REFUSE, ShelfSpec, fail_replays, finish_replays, park
 from lattice_tasks.store import settles as moves
 from lattice_tasks.store.engine import Session
 from lattice_tasks.store.settles import Facts, Taken
 from lattice_tasks.store.submits import NewInvocation, insert_invocations
 from lattice_tasks.tasks.invocation import Flag, State, step
 
-__all__ = ["Ended", "Kind", "Outcome", "Settled", "mark_discarded", "settle"]
+__all__ = ["Ended", "Kind", "Outcome", "Settled", "mark_discarded", "park_held", "settle"]
 
 EmittedEvent = tuple[str, dict[str, Any]]
 
@@ -209,7 +209,9 @@ def _end_replays(
     for one in badly:
         life, code = lives[one.seq], step(State.RUNNING, "park").code
         attempt = taken[one.seq].attempt + 1
-        moves.rest(batch.session, one.seq, code, attempt, life.error, life.traceback, None, entry_ids[one.seq])
+        moves.rest(
+            batch.session, one.seq, code, attempt, life.error, life.traceback, None, entry_ids[one.seq], life.reason
+        )
         batch.events.append(_parked_event(queue, one, life.reason, 1))
 
 
@@ -238,7 +240,9 @@ def _park(
     for one, letter, entry_id in zip(ended, letters, parking.entry_ids, strict=True):
         event = "hold" if entry_id is None else "park"
         code = step(State.RUNNING, event).code
-        moves.rest(batch.session, one.seq, code, letter.attempts, letter.error, letter.traceback, None, entry_id)
+        moves.rest(
+            batch.session, one.seq, code, letter.attempts, letter.error, letter.traceback, None, entry_id, letter.reason
+        )
         if entry_id is None:
             batch.events.append(("task.held", {"queue": queue, "task_id": one.task_id}))
             continue
@@ -257,6 +261,38 @@ def mark_discarded(session: Session, queue_id: int, seq: int, entry_id: int, eve
         moves.rest_discarded(session, seq, code)
     else:  # an entry that could not be read: the invocation knows it
         moves.rest_unread(session, queue_id, entry_id, code)
+
+
+def park_held(session: Session, queue: str, shelf: ShelfSpec, limit: int) -> list[EmittedEvent]:
+    """Put held invocations of a queue on its shelf as far as there is room now; the events to emit after the commit."""
+    with session.transaction():
+        held = moves.held_ones(session, shelf.queue_id, limit)
+        letters = [
+            DeadLetter(
+                task_id=one.id,
+                seq=one.seq,
+                queue=queue,
+                actor=one.actor,
+                body=one.body,
+                key=one.key,
+                priority=one.priority,
+                reason=one.reason,
+                error=one.error or "",
+                traceback=one.traceback or "",
+                attempts=one.attempt,
+                submitted_at=clock.from_us(one.submitted_at),
+            )
+            for one in held
+        ]
+        # Never evicting: what is held waits for room, it does not push out what waits longer.
+        parking = park(session, ShelfSpec(shelf.queue_id, shelf.capacity, REFUSE), letters)
+        events: list[EmittedEvent] = []
+        for letter, entry_id in zip(letters, parking.entry_ids, strict=True):
+            if entry_id is not None:
+                moves.unhold(session, letter.seq, step(State.HELD, "park").code, entry_id)
+                fields = {"shelf": queue, "entry_id": entry_id, "task_id": letter.task_id, "reason": letter.reason}
+                events.append(("dead_letter.enqueued", fields))
+    return events
 
 
 def _letter(batch: _Batch, queue: str, one: Ended, lease: Taken, facts: Facts) -> DeadLetter:

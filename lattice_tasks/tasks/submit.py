@@ -6,9 +6,11 @@ exactly one invocation.
 
 import random
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -73,7 +75,7 @@ class Submitter:
         self._settings = settings
         self._telemetry = telemetry
         self._wake = wake
-        self._deferred: ContextVar[set[int] | None] = ContextVar("lattice_deferred_wakes", default=None)
+        self._deferred: ContextVar[_Deferral | None] = ContextVar("lattice_deferred", default=None)
 
     def draft(
         self,
@@ -155,26 +157,42 @@ class Submitter:
             return []
         created = self._insert(batch)
         answers = [Accepted(one.id) for one in batch] if len(created) == len(batch) else self._answers(batch, created)
-        self.wake({one.queue_id for one in batch})
-        if self._telemetry.is_heard:
-            self._telemetry.emit("task.submitted", queue=batch[0].queue_id, count=len(created))
+        deferral, counts = self._deferred.get(), Counter(one.queue_id for one in batch if one.id in created)
+        if deferral is None:
+            self._wake({one.queue_id for one in batch})
+            self._tell(counts)
+        else:
+            deferral.counts.update(counts)
         return answers
 
     def wake(self, queue_ids: Collection[int]) -> None:
-        """Wake workers of these queues now, or after the commit of the transaction that was joined."""
-        deferred = self._deferred.get()
-        if deferred is None:
-            self._wake(queue_ids)
-        else:
-            deferred.update(queue_ids)
+        """Wake workers of these queues."""
+        self._wake(queue_ids)
 
-    def deferring(self) -> "_Deferral":
-        """A block whose wake-ups are kept until it ends well."""
-        return _Deferral(self._deferred, self._wake)
+    def deferring(self) -> AbstractContextManager[None]:
+        """A block whose wake-ups and events are kept until it ends well, and dropped when it does not."""
+        return self._defer(self._wake)
 
-    def silent(self) -> "_Deferral":
+    def silent(self) -> AbstractContextManager[None]:
         """A block whose wake-ups are dropped: nobody here knows when its transaction commits."""
-        return _Deferral(self._deferred, lambda _queue_ids: None)
+        return self._defer(lambda _queue_ids: None)
+
+    @contextmanager
+    def _defer(self, wake: Callable[[Collection[int]], None]) -> Iterator[None]:
+        deferral = _Deferral()
+        token = self._deferred.set(deferral)
+        try:
+            yield
+        finally:
+            self._deferred.reset(token)
+        if deferral.counts:
+            wake(set(deferral.counts))
+            self._tell(deferral.counts)
+
+    def _tell(self, counts: Mapping[int, int]) -> None:
+        if self._telemetry.is_heard:
+            for queue_id, count in counts.items():
+                self._telemetry.emit("task.submitted", queue=self._queues.name_of(queue_id), count=count)
 
     def _insert(self, batch: Sequence[NewInvocation]) -> set[str]:
         give_up_at = clock.monotonic() + self._settings.store_timeout_ms / 1000
@@ -203,21 +221,11 @@ class Submitter:
         return answers
 
 
+@dataclass(frozen=True, slots=True)
 class _Deferral:
-    """Keeps the wake-ups of a block; they go out when it ends well and are dropped when it does not."""
+    """How many invocations each queue got inside a block whose transaction has not committed yet."""
 
-    def __init__(self, variable: ContextVar[set[int] | None], wake: Callable[[Collection[int]], None]) -> None:
-        self._variable = variable
-        self._wake = wake
-
-    def __enter__(self) -> None:
-        self._queue_ids: set[int] = set()
-        self._token = self._variable.set(self._queue_ids)
-
-    def __exit__(self, kind: type[BaseException] | None, *_rest: object) -> None:
-        self._variable.reset(self._token)
-        if kind is None and self._queue_ids:
-            self._wake(self._queue_ids)
+    counts: Counter[int] = field(default_factory=Counter)
 
 
 def _same_call(one: NewInvocation, actor: str, body: bytes) -> bool:

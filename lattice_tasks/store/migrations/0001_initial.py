@@ -18,12 +18,13 @@ create table lattice_queue (
 create table lattice_invocation (
     seq {serial}, id {uuid} not null, queue_id bigint not null, actor text{c} not null, body {bytes} not null,
     priority integer not null, key text{c}, submitted_at bigint not null, deadline_at bigint,
-    state smallint not null, finished_at bigint, attempt integer not null, error text, traceback text,
-    result {bytes}, entry_id bigint, unknown_since bigint);
+    state smallint not null, finished_at bigint, attempt integer not null, reason text, error text,
+    traceback text, result {bytes}, entry_id bigint, unknown_since bigint);
 create unique index lattice_namespace_name on lattice_namespace (name);
 create unique index lattice_queue_namespace_id_name on lattice_queue (namespace_id, name);
 create unique index lattice_invocation_id on lattice_invocation (id);
 create unique index lattice_invocation_key on lattice_invocation (queue_id, key) where key is not null;
+create index lattice_invocation_held on lattice_invocation (queue_id, seq) where state = 3;
 create table lattice_ready (
     queue_id bigint not null, seq bigint not null, priority integer not null, attempt integer not null,
     flags smallint not null, primary key (queue_id, seq)){rowless};
