@@ -48,7 +48,6 @@ class Ground:
             "BENCH_RABBITMQ_URL": self.rabbitmq_url,
             "BENCH_ROLE": role,
             "PYTHONPATH": str(CHECKOUT),
-            "PYTHONDONTWRITEBYTECODE": "1",
             **peer.settings,
         }
 
