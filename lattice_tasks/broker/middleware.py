@@ -24,6 +24,7 @@ from lattice_tasks.store.submits import NewInvocation
 from lattice_tasks.store.turns import Claimed
 from lattice_tasks.tasks.retry import MAX_BACKOFF_MS, Policy, decide
 from lattice_tasks.tasks.settle import Kind, Outcome
+from lattice_tasks.tasks.submit import decode_body
 
 __all__ = ["Cancelled", "DeadLetters", "LatticeGroupCallbacks"]
 
@@ -140,7 +141,8 @@ class DeadLetters(Middleware):
         limit = self.policy.max_retries
         if actor is not None:
             limit = actor.options.get("max_retries", limit)
-        if limit is None or claimed.attempt <= limit:
+        limit = _options_of(claimed).get("max_retries", limit)
+        if not isinstance(limit, int) or claimed.attempt <= limit:
             return None
         error = f"its worker process died while running it; {claimed.attempt} attempts were charged"
         return Outcome(Kind.PARK, reason="worker_lost", error=error, is_charged=False)
@@ -187,6 +189,13 @@ class LatticeGroupCallbacks(GroupCallbacks):
         callbacks = message.options.get("group_completion_callbacks")
         if exception is None and uuid and callbacks:
             message.group = (uuid, [self._draft(dramatiq.Message(**one)) for one in callbacks])
+
+
+def _options_of(claimed: Claimed) -> dict[str, Any]:
+    try:
+        return decode_body(claimed.body).options
+    except msgspec.DecodeError:  # it is parked for that
+        return {}
 
 
 def _texts(exception: BaseException | None) -> tuple[str, str | None]:
