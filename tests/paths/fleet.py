@@ -2,7 +2,6 @@
 
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -11,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
+
+import dramatiq
 
 from lattice_tasks import Lattice
 from tests.history import History, HistoryChecker, Row, Witnessed
@@ -69,6 +70,13 @@ class Life:
         """Submit one task and write down what was asked and answered."""
         return self.history.submitting(name, lambda: self.lattice.submit(queue, actor, (name, *args)))
 
+    def send(self, actor: str, name: str, *args: Any, **options: Any) -> None:
+        """The same as Dramatiq's own message, with options."""
+        message = dramatiq.Message("lives", actor, (name, *args), {}, options)
+        self.history.note("invoke", name=name)
+        self.lattice.broker.enqueue(message)
+        self.history.note("accepted", name=name, id=message.message_id)
+
     def submit_together(self, calls: Sequence[tuple[str, ...]], actor: str = "work") -> None:
         """Several in one transaction: (name, further arguments …)."""
         for call in calls:
@@ -101,11 +109,17 @@ class Life:
             lambda: len(found := self.history.events(name, **facts)) >= count and found, f"{count} {name}", patience_s
         )
 
-    def finished(self, patience_s: float = PATIENCE_S, queues: Sequence[str] = ("lives",)) -> None:
-        """Wait until nothing is open any more."""
+    def finished(
+        self,
+        patience_s: float = PATIENCE_S,
+        queues: Sequence[str] = ("lives",),
+        tend: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Wait until nothing is open any more; `tend` is called meanwhile."""
         depths = [self.lattice.queues.depth(queue) for queue in queues]
 
         def is_over() -> bool:
+            tend()
             depths[:] = [self.lattice.queues.depth(queue) for queue in queues]
             return not any(one.waiting + one.scheduled + one.running for one in depths)
 
@@ -124,11 +138,14 @@ class Life:
 
     # --- processes --------------------------------------------------------------------------------------------------
 
-    def worker(self, threads: int = 4, shutdown_ms: int = 5_000, app: str = APP, **environment: str) -> "Process":
+    def worker(
+        self, threads: int = 4, shutdown_ms: int = 5_000, is_awaited: bool = True, app: str = APP, **environment: str
+    ) -> "Process":
         """One plain worker process, ready for work."""
         command = [sys.executable, "-m", "tests.paths.apps.serve", app, str(threads), str(shutdown_ms)]
         process = self.run(command, **environment)
-        self.event("worker.started", pid=process.pid)
+        if is_awaited:
+            self.event("worker.started", pid=process.pid)
         return process
 
     def run(self, command: Sequence[str], **environment: str) -> "Process":
@@ -199,23 +216,26 @@ class Process:
         return self.log.read_text(errors="replace")
 
 
-class Supervised:
-    """`lattice-tasks worker`: our supervisor over several worker processes."""
+class Fleet:
+    """Plain worker processes of which each that dies is replaced, whenever the test looks after them."""
 
-    def __init__(self, life: Life, processes: int, threads: int, shutdown_s: float = 5.0) -> None:
+    def __init__(self, life: Life, processes: int, threads: int = 4) -> None:
         self._life = life
-        command = [sys.executable, "-m", "lattice_tasks", "worker", APP, "--processes", str(processes)]
-        self.process = life.run([*command, "--threads", str(threads), "--shutdown-timeout", f"{shutdown_s}s"])
-        life.event("worker.started", processes)
+        self._threads = threads
+        self._members = [life.worker(threads) for _ in range(processes)]
+        self.deaths = 0
+
+    def tend(self) -> None:
+        """Replace who has died."""
+        for place, member in enumerate(self._members):
+            if not member.is_alive:
+                self.deaths += 1
+                self._members[place] = self._life.worker(self._threads, is_awaited=False)
 
     def busy(self, chance: random.Random) -> int | None:
-        """The pid of a worker that runs a task just now; None: there is none."""
+        """The pid of a member that runs a task just now; None: there is none."""
         running = [pid for pid in self._life.history.in_flight() if is_alive(pid)]
         return chance.choice(sorted(running)) if running else None
-
-    def replacements(self) -> int:
-        """How often the supervisor has replaced a worker that died."""
-        return len(re.findall(r"supervisor.child_died", self.process.text()))
 
 
 def is_alive(pid: int) -> bool:

@@ -91,6 +91,15 @@ def die(name: str, how: str = "exit", ms: int = 0) -> None:
 
 
 @lattice.task(**options)
+def moody(name: str) -> None:
+    """Die at every odd attempt, fail at every even one."""
+    if current.invocation.attempt % 2:
+        die(name)
+    else:
+        fail(name)
+
+
+@lattice.task(**options)
 def spin(name: str, ms: int) -> str:
     """Pure CPU, without ever giving way by itself."""
     with attempt(name) as token:
