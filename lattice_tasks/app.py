@@ -224,16 +224,21 @@ class Lattice:
         are woken after the commit.
 
         Raises:
-            InvalidOperation: another kind of connection, or not READ COMMITTED.
+            InvalidOperation: another kind of connection, not READ COMMITTED, or a transaction is open there already.
         """
-        with self._submitter.deferring(), self.engine.joining(connection) as session, session.transaction():
+        self.engine.require_idle(connection)
+        self._namespace_id()
+        with self._submitter.deferring(), self.engine.beginning(connection):
             yield
 
     @contextmanager
     def joining(self, connection: Any) -> Iterator[None]:
         """Submits inside join the transaction that is already open on your connection and follow its fate; workers find
-        them by their next poll."""
-        self._namespace_id()
+        them by their next poll.
+
+        Raises:
+            InvalidOperation: another kind of connection, not READ COMMITTED, or no transaction is open there.
+        """
         with self._submitter.silent(), self.engine.joining(connection):
             yield
 
@@ -274,5 +279,8 @@ class Lattice:
             if self._opened is None:
                 schema.require_current(self.engine)
                 with self.engine.apart() as session:
-                    self._opened = open_namespace(session, self.settings.namespace, uuid.uuid4().hex[:12])
+                    opened = open_namespace(session, self.settings.namespace, uuid.uuid4().hex[:12])
+                if self.engine.is_provisional:  # a namespace that is rolled back must not be remembered
+                    return opened
+                self._opened = opened
             return self._opened

@@ -5,7 +5,6 @@ claimed at once; loaded, hundreds share a commit.
 """
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
@@ -24,7 +23,7 @@ from lattice_tasks.errors import StoreError, StoreUnavailable
 from lattice_tasks.settings import Settings
 from lattice_tasks.store import workers as worker_rows
 from lattice_tasks.store.engine import SQLITE, Engine, Session
-from lattice_tasks.store.turns import Claimed, Want, file_version, mark_started, promote, turn
+from lattice_tasks.store.turns import Want, file_version, mark_started, promote, turn
 from lattice_tasks.tasks.settle import Kind, Outcome
 from lattice_tasks.telemetry import Telemetry
 
@@ -324,7 +323,7 @@ class Pump:
                 self._due_at = None if brought.due_us is None else now + brought.due_us / 1e6
             full = self._hand_over.note(wants, brought.claimed, now, now - started)
             self._busy_at = now if brought.claimed else self._busy_at
-            self._tell_claimed(brought.claimed)
+            self._hand_over.tell_claimed(self._telemetry, brought.claimed)
             self._is_woken = self._is_woken or self._hand_over.has_more
             if full and now - self._told_next_at >= _WAKE_NEXT_S:  # more is left, perhaps: wake the next worker
                 self._told_next_at = now
@@ -333,11 +332,6 @@ class Pump:
                 self._held[message.claimed.seq] = message
                 if message.outcome is not None:
                     self._buffer.add(message)
-
-    def _tell_claimed(self, claimed: Collection[Claimed]) -> None:
-        if self._telemetry.is_heard:
-            for queue_id, count in Counter(one.queue_id for one in claimed).items():
-                self._telemetry.emit("task.claimed", queue=self._hand_over.lanes[queue_id].name, count=count)
 
     def _shelf_of(self, queue_id: int) -> tuple[str, ShelfSpec]:
         lane = self._hand_over.lanes[queue_id]

@@ -74,6 +74,7 @@ class Queues:
         self._namespace_id = namespace_id
         self._telemetry = telemetry
         self._cache: dict[str, tuple[float, QueueRecord]] = {}
+        self._names: dict[int, str] = {}
         self._lock = threading.Lock()
 
     def add(
@@ -134,6 +135,10 @@ class Queues:
         queue_id = self.get(name).id
         with self._engine.session() as session:
             return Depth(*rows.depths(session, queue_id, shelf_tree(queue_id)))
+
+    def name_of(self, queue_id: int) -> str:
+        """The name of a queue that was looked up here before; its id, when it was not."""
+        return self._names.get(queue_id, str(queue_id))
 
     def resolve(self, name: str) -> QueueRecord:
         """The record, at most a second old; a queue that is missing is created with the defaults.
@@ -201,6 +206,8 @@ class Queues:
             created_at=clock.from_us(row[7]),
             updated_at=clock.from_us(row[8]),
         )
-        with self._lock:
-            self._cache[record.name] = (clock.monotonic(), record)
+        self._names[record.id] = record.name
+        if not self._engine.is_provisional:  # a queue that is rolled back must not be remembered
+            with self._lock:
+                self._cache[record.name] = (clock.monotonic(), record)
         return record
