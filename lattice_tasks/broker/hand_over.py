@@ -4,6 +4,7 @@ Messages lie in a lane's feed until a consumer thread takes them, then in the wo
 be taken back, so that nothing claimed is kept from other workers without reason.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
@@ -19,6 +20,7 @@ from lattice_tasks.store.turns import Claimed, Want
 from lattice_tasks.tasks.invocation import Flag
 from lattice_tasks.tasks.settle import Kind, Outcome
 from lattice_tasks.tasks.submit import decode_body
+from lattice_tasks.telemetry import Telemetry
 
 __all__ = ["HandOver", "Screen"]
 
@@ -86,6 +88,12 @@ class HandOver:
             if self.lanes[want.queue_id].note(want, seqs, now, cost_s):
                 full.add(want.queue_id)
         return full
+
+    def tell_claimed(self, telemetry: Telemetry, claimed: Sequence[Claimed]) -> None:
+        """Emit how many were claimed from each queue, when somebody listens."""
+        if telemetry.is_heard:
+            for queue_id, count in Counter(one.queue_id for one in claimed).items():
+                telemetry.emit("task.claimed", queue=self.lanes[queue_id].name, count=count)
 
     def deliver(self, claimed: Sequence[Claimed], batch: int, now_us: int) -> list[LatticeMessage]:
         """Messages of claimed rows, on their way; those that must not run have their outcome already."""
