@@ -155,10 +155,11 @@ class Life:
         self._processes.append(process)
         return process
 
-    def kill(self, pid: int) -> None:
-        """kill -9, written down."""
+    def kill(self, pid: int) -> float:
+        """kill -9, written down; returns when."""
         self.history.note("fault", kind="kill -9", victim=pid)
         os.kill(pid, signal.SIGKILL)
+        return time.monotonic()
 
     def fault(self, kind: str, **facts: Any) -> None:
         """Write down a fault, so that the checker allows for it."""
@@ -232,10 +233,24 @@ class Fleet:
                 self.deaths += 1
                 self._members[place] = self._life.worker(self._threads, is_awaited=False)
 
+
+class Supervised:
+    """`lattice-tasks worker`: our own supervisor over several worker processes."""
+
+    def __init__(self, life: Life, processes: int, threads: int, shutdown_s: float = 5.0) -> None:
+        self._life = life
+        command = [sys.executable, "-m", "lattice_tasks", "worker", APP, "--processes", str(processes)]
+        self.process = life.run([*command, "--threads", str(threads), "--shutdown-timeout", f"{shutdown_s}s"])
+        life.event("worker.started", processes)
+
     def busy(self, chance: random.Random) -> int | None:
-        """The pid of a member that runs a task just now; None: there is none."""
+        """The pid of a worker that runs a task just now; None: there is none."""
         running = [pid for pid in self._life.history.in_flight() if is_alive(pid)]
         return chance.choice(sorted(running)) if running else None
+
+    def replaced(self) -> int:
+        """How often it has replaced a worker that died."""
+        return self.process.text().count("supervisor.child_died")
 
 
 def is_alive(pid: int) -> bool:

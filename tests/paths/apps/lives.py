@@ -115,6 +115,6 @@ def alone(name: str, gate: str) -> str:
     limiter = dramatiq.rate_limits.ConcurrentRateLimiter(
         lattice.broker.rate_limiter_backend, "lives-alone", limit=1, ttl=2_000
     )
-    with limiter.acquire(), attempt(name) as token:
+    with attempt(name) as token, limiter.acquire():
         wait_for(gate)
     return token
