@@ -47,6 +47,9 @@ EVENTS: dict[str, Event] = {
     "worker.lost": Event("warning", ("worker", "host", "pid", "leases"), "its heartbeat stood still; leases freed"),
     "worker.declared_dead": Event("warning", ("worker",), "I was declared dead; I take a new incarnation"),
     "worker.unwritten": Event("error", ("task_ids",), "outcomes that the last flush could not write"),
+    "worker.failing": Event(
+        "error", ("worker", "error"), "the pump met an unknown error; it keeps what it has and goes on"
+    ),
     "worker.thread_replaced": Event("warning", ("worker", "count"), "dead worker threads replaced"),
     "store.unavailable": Event("error", ("error",), "the store does not answer; outcomes are kept"),
     "store.recovered": Event("info", ("outage_s",), "the store answers again"),

@@ -206,7 +206,7 @@ class Pump:
                 self._rest()
                 self._work()
                 pause_s = 0.1
-            except StoreError as error:
+            except Exception as error:  # noqa: BLE001 - whatever it is: this thread alone settles, so it goes on
                 self._suffer(error)
                 sleep(pause_s)
                 pause_s = min(1.0, pause_s * 2)
@@ -391,8 +391,10 @@ class Pump:
         self.worker_id = self._register(session)
         self._is_dead = False
 
-    def _suffer(self, error: StoreError) -> None:
+    def _suffer(self, error: Exception) -> None:
         self._buffer.is_uncertain = True
+        if not isinstance(error, StoreError):
+            self._telemetry.emit("worker.failing", worker=self.worker_id, error=f"{type(error).__name__}: {error}")
         if self._down_since is None:
             self._down_since = clock.monotonic()
             self._telemetry.emit("store.unavailable", error=str(error))

@@ -29,6 +29,8 @@ DRIVER_ERRORS = (psycopg.Error, sqlite.Error)
 POOL_ERRORS = (peewee.OperationalError, peewee.InterfaceError)
 
 _LOST = (psycopg.OperationalError, psycopg.InterfaceError, sqlite.OperationalError, sqlite.InterfaceError)
+# A driver that cannot even write a parameter down says so with an error of Python's own.
+_REFUSALS = (*DRIVER_ERRORS, UnicodeEncodeError, OverflowError)
 _UNUSABLE = ("not a database", "readonly", "read-only", "malformed", "unable to open", "is a directory")
 
 
@@ -67,7 +69,7 @@ class Session:
             if self.dialect == POSTGRES:
                 return self._cursor.execute(statement.postgres, params).fetchall()
             return self._cursor.execute(statement.sqlite, params).fetchall()
-        except DRIVER_ERRORS as error:
+        except _REFUSALS as error:
             raise translated(error) from error
 
     def execute(self, statement: Statement, params: Sequence[Any] = ()) -> int:
@@ -76,7 +78,7 @@ class Session:
             if self.dialect == POSTGRES:
                 return self._cursor.execute(statement.postgres, params).rowcount
             return self._cursor.execute(statement.sqlite, params).rowcount
-        except DRIVER_ERRORS as error:
+        except _REFUSALS as error:
             raise translated(error) from error
 
     def execute_many(self, statement: Statement, rows: Sequence[Sequence[Any]]) -> None:
@@ -84,7 +86,7 @@ class Session:
         try:
             text = statement.postgres if self.dialect == POSTGRES else statement.sqlite
             self._cursor.executemany(text, rows)
-        except DRIVER_ERRORS as error:
+        except _REFUSALS as error:
             raise translated(error) from error
 
     @property
