@@ -34,6 +34,7 @@ _COLOURS = {
     "expired": "yellow", "info": "blue",
 }  # fmt: skip
 _GAP = "  "
+_OURS = f"{os.sep}lattice_tasks{os.sep}"
 _LEAST_TEXT_CELLS = 20
 
 
@@ -122,8 +123,11 @@ class Screen:
             return  # nobody is there to be told
 
     def trace(self, error: BaseException) -> None:
-        """The frames of an exception of somebody's own code, on standard error."""
-        text = "".join(traceback.format_exception(error))
+        """The frames of an exception that are somebody's own code, from the first one on, on standard error."""
+        frames = error.__traceback__
+        while frames is not None and frames.tb_next and _OURS in frames.tb_frame.f_code.co_filename:
+            frames = frames.tb_next
+        text = "".join(traceback.format_exception(type(error), error, frames))
         try:
             self.err.write(visible(text, keep="\n\t"))
             self.err.flush()
