@@ -33,7 +33,7 @@ from rich.table import Table
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 STDLIB = Path(sysconfig.get_path("stdlib"))
-TIMEOUT_S = 300
+STUCK_S = 60
 SHOWN = 12
 
 
@@ -85,9 +85,9 @@ def wait_until_idle(plan: Plan, app: Any, supervisor: subprocess.Popen[bytes], t
     """Show a bar until nothing waits, sleeps or runs any more; returns the seconds since the first task ended.
 
     Raises:
-        Stuck: the workers died, or it took longer than five minutes.
+        Stuck: the workers died, or ended nothing for a minute.
     """
-    began, first_ended = time.monotonic(), None
+    moved_at, first_ended, last_open = time.monotonic(), None, total
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     # On a pipe the bar is printed once, when it is full.
     with Progress(*columns, console=Console(stderr=True)) as progress:
@@ -96,12 +96,13 @@ def wait_until_idle(plan: Plan, app: Any, supervisor: subprocess.Popen[bytes], t
             depth = app.lattice.queues.depth(app.QUEUE)
             still_open = depth.waiting + depth.scheduled + depth.running
             progress.update(bar, completed=total - still_open)
-            if still_open < total and first_ended is None:
-                first_ended = time.monotonic()
+            now = time.monotonic()
+            if still_open != last_open:
+                moved_at, last_open, first_ended = now, still_open, first_ended or now
             if not still_open:
-                return time.monotonic() - (first_ended or began)
-            if supervisor.poll() is not None or time.monotonic() - began > TIMEOUT_S:
-                why = "died" if supervisor.poll() is not None else f"made no end in {TIMEOUT_S} s"
+                return now - (first_ended or now)
+            if supervisor.poll() is not None or now - moved_at > STUCK_S:
+                why = "died" if supervisor.poll() is not None else f"ended nothing for {STUCK_S} s"
                 raise Stuck(f"the workers {why}:\n{(plan.folder / 'workers.log').read_text()[-2000:]}")
             time.sleep(0.1)
 
