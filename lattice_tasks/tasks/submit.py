@@ -42,6 +42,7 @@ class Body(msgspec.Struct, omit_defaults=True):
 
 
 _encode = msgspec.json.Encoder().encode
+_encode_in_order = msgspec.json.Encoder(order="deterministic").encode
 decode_body = msgspec.json.Decoder(Body).decode
 
 
@@ -157,12 +158,12 @@ class Submitter:
             return []
         created = self._insert(batch)
         answers = [Accepted(one.id) for one in batch] if len(created) == len(batch) else self._answers(batch, created)
-        deferral, counts = self._deferred.get(), Counter(one.queue_id for one in batch if one.id in created)
+        deferral = self._deferred.get()
         if deferral is None:
             self._wake({one.queue_id for one in batch})
-            self._tell(counts)
-        else:
-            deferral.counts.update(counts)
+        if deferral is not None or self._telemetry.is_heard:
+            counts = Counter(one.queue_id for one, answer in zip(batch, answers, strict=True) if answer.created)
+            self._tell(counts) if deferral is None else deferral.counts.update(counts)
         return answers
 
     def wake(self, queue_ids: Collection[int]) -> None:
@@ -208,9 +209,16 @@ class Submitter:
             pause_s = min(1.0, pause_s * 2)
 
     def _answers(self, batch: Sequence[NewInvocation], created: set[str]) -> list[Accepted]:
-        keyed = [(one.queue_id, one.key) for one in batch if one.id not in created and one.key is not None]
-        with self._engine.session() as session:
-            holders = find_holders(session, keyed)
+        wanting = [one for one in batch if one.key is not None and one.id not in created]
+        holders: dict[tuple[int, str], tuple[str, str, bytes]] = {}
+        while wanting:
+            with self._engine.session() as session:
+                holders |= find_holders(session, [(one.queue_id, one.key) for one in wanting if one.key])
+            # A holder that was pruned since has left its key free: then this one takes it.
+            wanting = [one for one in wanting if (one.queue_id, one.key) not in holders]
+            if wanting:
+                created |= self._insert(wanting)
+                wanting = [one for one in wanting if one.id not in created]
         answers = []
         for one in batch:
             holder = holders.get((one.queue_id, one.key)) if one.key is not None and one.id not in created else None
@@ -229,8 +237,18 @@ class _Deferral:
 
 
 def _same_call(one: NewInvocation, actor: str, body: bytes) -> bool:
-    mine, theirs = decode_body(one.body), decode_body(body)
-    return one.actor == actor and mine.args == theirs.args and mine.kwargs == theirs.kwargs
+    if one.actor != actor:
+        return False
+    try:
+        return _call_of(one.body) == _call_of(body)
+    except msgspec.MsgspecError:  # written by other code: not what we were given
+        return False
+
+
+def _call_of(body: bytes) -> bytes:
+    """What the function is called with, as bytes that tell 1 from true and from 1.0 but not the order of keys."""
+    call = decode_body(body)
+    return _encode_in_order([call.args, call.kwargs])
 
 
 def _check(value: Any, path: str, depth_left: int) -> None:
