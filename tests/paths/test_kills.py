@@ -48,7 +48,7 @@ def test_no_task_is_lost_when_workers_are_killed_at_random(served: Begin) -> Non
     kill_at_random(life, workers, 400, 8, new_seed(), 60)
 
 
-def test_no_task_is_lost_when_the_writers_of_one_file_are_killed(begin: Begin, sqlite_url: str) -> None:
+def test_no_task_is_lost_when_the_writers_of_one_file_are_killed(sqlite_url: str, begin: Begin) -> None:
     """Faults 17: the file stays sound."""
     life = begin(sqlite_url, lease_ms=LEASE_MS)
     workers = Supervised(life, processes=2, threads=4)

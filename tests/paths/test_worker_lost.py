@@ -46,7 +46,7 @@ def test_a_task_that_fails_and_kills_in_turn_has_one_budget(served: Begin) -> No
     assert fleet.deaths == 2
 
 
-def test_the_budget_of_a_message_wins_over_its_actors(begin: Begin, sqlite_url: str) -> None:
+def test_the_budget_of_a_message_wins_over_its_actors(sqlite_url: str, begin: Begin) -> None:
     """Dramatiq's `max_retries` may be given with a message; it bounds the deaths of its process too."""
     life = begin(sqlite_url, lease_ms=1_000, lives_max_retries=50)
     life.send("die", "killer", max_retries=1)

@@ -20,9 +20,9 @@ _COUNTED_ONLY = {"task.submitted", "task.claimed", "task.succeeded", "wakeup.sen
 
 history = History(Path(os.environ["LIVES_HISTORY"]))
 lattice = Lattice()
-if os.environ.get("LIVES_DEAF"):
-    # Every wake-up vanishes on its way: nobody is told anything, here or elsewhere.
-    lattice.broker._parts.notifier.subscribe = lambda queue_ids, on_wake: None
+if os.environ.get("LIVES_DROP"):
+    # Every wake-up that this process sends vanishes on its way.
+    lattice.broker._parts.notifier._publish = lambda: lattice.broker._parts.notifier._pending.clear()
 options: dict[str, Any] = {"queue": "lives", "max_retries": MOST_RETRIES, "min_backoff": 10, "max_backoff": 50}
 
 
@@ -76,6 +76,14 @@ def fail(name: str, gate: str | None = None) -> None:
         if gate is not None:
             wait_for(gate)
         raise ValueError(f"{name} fails, as it shall")
+
+
+@lattice.task(**options)
+def flaky(name: str, failures: int) -> str:
+    with attempt(name) as token:
+        if current.invocation.attempt <= failures:
+            raise ValueError(f"{name} fails {failures} times, as it shall")
+    return token
 
 
 @lattice.task(**options)

@@ -1,0 +1,21 @@
+"""Submit one task and be killed after the commit, before anybody is told: `python -m … NAME`."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from lattice_tasks import Lattice
+from tests.history import History
+
+history = History(Path(os.environ["LIVES_HISTORY"]))
+lattice = Lattice(set_default=False)
+
+
+def killed(_queue_ids: object) -> None:
+    history.note("fault", kind="kill -9 before the wake-up", victim=os.getpid())
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+lattice.broker._parts.notifier.notify = killed
+history.submitting(sys.argv[1], lambda: lattice.submit("lives", "work", (sys.argv[1],)))
