@@ -9,6 +9,7 @@ import os
 import random
 import threading
 from collections.abc import Callable, Collection
+from time import sleep
 from typing import Any
 
 import pika
@@ -26,6 +27,7 @@ __all__ = ["WAKE", "AmqpNotifier", "parameters"]
 #: The whole body of a wake-up. Anything else on a wake-up queue is dropped and counted.
 WAKE = b"lattice-wake-1"
 _MERGE_S = 0.004
+_YIELD_S = 0.0001
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.1, 1.0
 _HEARTBEAT_S = 30
 _BUSY_S = 0.05
@@ -233,10 +235,11 @@ class AmqpNotifier:
             channel.basic_reject(delivery_tag, requeue=True)  # let it reach an idle worker
             self._unwanted_since = 0.0
             return
-        channel.basic_ack(delivery_tag)
         on_wake = self._subscribed.get(queue_id)
         if on_wake is not None:
             on_wake((queue_id,))
+            sleep(_YIELD_S)  # let the pump have the interpreter before the ack is written
+        channel.basic_ack(delivery_tag)
         if self._telemetry.is_heard:
             self._telemetry.emit("wakeup.received", count=1)
 

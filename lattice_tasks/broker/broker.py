@@ -231,7 +231,20 @@ class LatticeBroker(dramatiq.Broker):
         except StoreError as error:
             raise ConnectionFailed(str(error)) from error
         lane = self._pump.open_lane(record.name, record.id, self._shelf(record))
+        lane.take = self._taker(queue_name)
         return LatticeConsumer(self._pump, lane, timeout, self._finish)
+
+    def _taker(self, queue_name: str) -> Callable[[LatticeMessage], bool]:
+        """Dramatiq's consumer thread takes a message, unless it is paused."""
+        thread = self._worker.consumers.get(queue_name) if self._worker is not None else None
+
+        def take(message: LatticeMessage) -> bool:
+            if thread is None or thread.paused or not thread.running or thread.consumer is None:
+                return False
+            thread.handle_message(message)
+            return True
+
+        return take
 
     def _shelf(self, record: QueueRecord) -> ShelfSpec:
         return ShelfSpec(record.id, record.dlq_capacity or self._parts.settings.shelf_capacity, record.dlq_on_full)

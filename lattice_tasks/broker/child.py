@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from lattice_tasks import clock
 
@@ -18,13 +19,17 @@ __all__ = ["Child", "command_of"]
 #: One that has lived so long counts as up, and one that dies earlier as having died young.
 YOUNG_S = 10.0
 _MOST_REPORT_BYTES = 65_536
+_HOME = Path(__file__).resolve().parents[2]
 
 
 def command_of(app: str, queues: Sequence[str], threads: int, shutdown_timeout_ms: int) -> list[str]:
     """The command line of a child, but for the report pipe that `Child` adds. No queues: all that the app declares."""
     chosen = ["--queues", ",".join(queues)] if queues else []
     spans = ["--threads", str(threads), "--shutdown-timeout-ms", str(shutdown_timeout_ms)]
-    return [sys.executable, "-m", "lattice_tasks", "worker-child", app, *chosen, *spans]
+    # An app's own `queue.py` or `types.py` must not stand before Python's while we are imported; `load_app` adds the
+    # folder later. Only who runs from a checkout that is not installed needs it at once.
+    safe = [] if Path.cwd() == _HOME else ["-P"]
+    return [sys.executable, *safe, "-m", "lattice_tasks", "worker-child", app, *chosen, *spans]
 
 
 class Child:

@@ -8,8 +8,8 @@ from dramatiq.broker import MessageProxy
 from lattice_tasks import clock
 from lattice_tasks.store.submits import NewInvocation
 from lattice_tasks.store.turns import Claimed
+from lattice_tasks.tasks.arguments import Body
 from lattice_tasks.tasks.settle import Outcome
-from lattice_tasks.tasks.submit import Body
 
 __all__ = ["LatticeMessage"]
 

@@ -1,7 +1,7 @@
 """From a claim to Dramatiq's threads: the lanes, what waits in them, and who may start.
 
-Messages lie in a lane's feed until a consumer thread takes them, then in the work queue until a thread runs them. Both can
-be taken back, so that nothing claimed is kept from other workers without reason.
+Messages lie in the work queue until a thread runs them (and, while their consumer thread is paused, in a lane's feed).
+Both can be taken back, so that nothing claimed is kept from other workers without reason.
 """
 
 from collections import Counter
@@ -17,9 +17,9 @@ from lattice_tasks.broker.work_queue import WorkQueue
 from lattice_tasks.dead_letters.parking import ShelfSpec
 from lattice_tasks.settings import Settings
 from lattice_tasks.store.turns import Claimed, Want
+from lattice_tasks.tasks.arguments import decode_body
 from lattice_tasks.tasks.invocation import Flag
 from lattice_tasks.tasks.settle import Kind, Outcome
-from lattice_tasks.tasks.submit import decode_body
 from lattice_tasks.telemetry import Telemetry
 
 __all__ = ["HandOver", "Screen"]
@@ -108,7 +108,7 @@ class HandOver:
             elif self._quarantine.is_closed:
                 self._quarantine.put_behind([message])
             else:
-                self.lanes[one.queue_id].feed.put(message)
+                self.lanes[one.queue_id].hand_over(message)
         return messages
 
     def start_next(self, may_start: Callable[[LatticeMessage], bool], held: Iterable[LatticeMessage]) -> None:
@@ -125,7 +125,7 @@ class HandOver:
                 return
         suspect = self._quarantine.next(may_start)
         for message in [suspect] if suspect is not None else self._quarantine.release():
-            self.lanes[message.claimed.queue_id].feed.put(message)
+            self.lanes[message.claimed.queue_id].hand_over(message)
 
     def forget(self, message: LatticeMessage) -> None:
         """Its end is stored."""

@@ -33,9 +33,9 @@ from lattice_tasks.store.engine import Engine, Session
 from lattice_tasks.store.pictures import now_us
 from lattice_tasks.store.turns import Claimed
 from lattice_tasks.store.workers import WorkerRow
+from lattice_tasks.tasks.arguments import Body, decode_body
 from lattice_tasks.tasks.invocation import Flag, State
 from lattice_tasks.tasks.settle import Kind, Outcome
-from lattice_tasks.tasks.submit import Body, decode_body
 from lattice_tasks.telemetry import Telemetry
 
 __all__ = ["replay_here"]

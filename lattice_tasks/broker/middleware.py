@@ -22,9 +22,9 @@ from lattice_tasks.dead_letters.entry import cleaned
 from lattice_tasks.errors import Park
 from lattice_tasks.store.submits import NewInvocation
 from lattice_tasks.store.turns import Claimed
+from lattice_tasks.tasks.arguments import decode_body
 from lattice_tasks.tasks.retry import MAX_BACKOFF_MS, Policy, decide
 from lattice_tasks.tasks.settle import Kind, Outcome
-from lattice_tasks.tasks.submit import decode_body
 
 __all__ = ["Cancelled", "DeadLetters", "LatticeGroupCallbacks"]
 

@@ -6,12 +6,11 @@ claimed at once; loaded, hundreds share a commit.
 
 import threading
 from collections.abc import Callable, Collection, Iterable
-from contextlib import suppress
-from queue import Empty, SimpleQueue
 from time import sleep
 from typing import Any
 
 from lattice_tasks import clock
+from lattice_tasks.broker.bell import Bell
 from lattice_tasks.broker.envelope import LatticeMessage
 from lattice_tasks.broker.hand_over import HandOver, Screen
 from lattice_tasks.broker.lane import Lane
@@ -29,6 +28,7 @@ from lattice_tasks.telemetry import Telemetry
 
 __all__ = ["Pump"]
 
+_YIELD_S = 0.00005
 _JOIN_S = 0.004  # loaded: how long outcomes are let to join a commit
 _STUCK_S = 0.2  # look-ahead that no thread has started for so long goes back
 _AUDIT_S = 60.0  # and after every connection error
@@ -64,8 +64,7 @@ class Pump:
         self._hand_over = HandOver(settings, threads, work_queue, screen)
         self._held: dict[int, LatticeMessage] = {}
         self._buffer = SettlementBuffer(worker_name, version, telemetry, self._shelf_of)
-        self._bell: SimpleQueue[None] = SimpleQueue()
-        self._is_armed = False
+        self._bell = Bell()
         self._is_woken = True
         self._is_claiming = True
         self._is_stopping = False
@@ -95,13 +94,13 @@ class Pump:
     def pause(self) -> None:
         """Stop claiming and hand back at once what no thread has started."""
         self._is_claiming = False
-        self._ring()
+        self._bell.ring()
 
     def stop(self, flush_s: float) -> None:
         """Write what is left, within `flush_s` seconds, and leave; leases of tasks that still run are released last."""
         self._is_claiming = False
         self._is_stopping = True
-        self._ring()
+        self._bell.ring()
         self._thread.join(flush_s)
         left = [message.message_id for message in self._buffer.all()]
         if left:
@@ -138,7 +137,7 @@ class Pump:
                 lane.wake()
         self._due_looked_at = 0.0
         self._is_woken = True
-        self._ring()
+        self._bell.ring()
 
     def tell(self, queue_ids: Iterable[int]) -> None:
         """These queues have work again: wake every pump that serves them."""
@@ -152,8 +151,7 @@ class Pump:
             if lane is not None:
                 lane.measure((message.ended_ns - message.started_ns) / 1e9)
         self._buffer.add(message)
-        if self._is_armed:
-            self._ring()
+        self._bell.ring_if_waiting()
 
     def hand_back(self, messages: Iterable[Any], why: str) -> None:
         """These were claimed but not started; they go back uncharged."""
@@ -191,11 +189,7 @@ class Pump:
     def declared_dead(self) -> None:
         """A beat changed no row: take a new incarnation, drop what is held."""
         self._is_dead = True
-        self._ring()
-
-    def _ring(self) -> None:
-        self._is_armed = False
-        self._bell.put(None)
+        self._bell.ring()
 
     # --- the thread -------------------------------------------------------------------------------------------------
 
@@ -214,16 +208,10 @@ class Pump:
 
     def _rest(self) -> None:
         """Sleep until there is reason to look; let outcomes join a commit while the threads have work."""
-        if not self._has_reason():
-            self._is_armed = True
-            if not self._has_reason():
-                with suppress(Empty):
-                    self._bell.get(timeout=self._patience_s())
-            self._is_armed = False
+        self._bell.wait(self._has_reason, self._patience_s)
         if len(self._buffer) and self._hand_over.unstarted > self._threads:
             sleep(_JOIN_S)
-        while not self._bell.empty():
-            self._bell.get()
+        self._bell.quiet()
 
     def _has_reason(self) -> bool:
         if len(self._buffer) or self._is_dead or self._is_stopping:
@@ -332,6 +320,8 @@ class Pump:
                 self._held[message.claimed.seq] = message
                 if message.outcome is not None:
                     self._buffer.add(message)
+            if 0 < len(brought.claimed) <= self._threads:
+                sleep(_YIELD_S)  # let the threads have the interpreter before the pump looks around
 
     def _shelf_of(self, queue_id: int) -> tuple[str, ShelfSpec]:
         lane = self._hand_over.lanes[queue_id]

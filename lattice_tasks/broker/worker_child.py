@@ -6,6 +6,7 @@ This path never loads the command line: what a worker imports, it keeps in memor
 
 import argparse
 import ctypes
+import logging
 import os
 import signal
 import threading
@@ -14,6 +15,7 @@ from contextlib import suppress
 
 from lattice_tasks.broker.process import run
 from lattice_tasks.errors import LatticeError
+from lattice_tasks.telemetry import make_log
 
 __all__ = ["main"]
 
@@ -25,6 +27,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run one worker process until it is told to stop; returns its exit code."""
     given = _parser().parse_args(arguments)
     end_with(given.parent)
+    logging.lastResort = _LastResort()
     queues = given.queues.split(",") if given.queues else None
     try:
         code = run(
@@ -34,6 +37,19 @@ def main(arguments: Sequence[str]) -> int:
         report(given.report_fd, f"failed {error.exit_code} {' '.join(str(error).split())}")
         return error.exit_code
     return code
+
+
+class _LastResort(logging.Handler):
+    """Log lines of Dramatiq and of the app, in the form of our own, where the app has set up no logging itself."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._log = make_log("warning")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one line; what a record carries of an exception becomes a field."""
+        trace = {"exc_info": record.exc_info} if record.exc_info else {}
+        self._log.log(record.levelno, record.getMessage(), logger=record.name, **trace)
 
 
 def report(fd: int, line: str) -> None:

@@ -17,6 +17,7 @@ from urllib.parse import unquote
 import peewee
 import psycopg
 from playhouse.pool import PooledPostgresqlDatabase, PooledSqliteDatabase
+from psycopg.conninfo import conninfo_to_dict
 
 from lattice_tasks import clock
 from lattice_tasks.errors import InvalidOperation, SettingsError, StoreInvalid, StoreUnavailable
@@ -234,9 +235,12 @@ class Engine:
         if settings.pgbouncer:
             params["prepare_threshold"] = None
             return params
-        params["options"] = f"-c lock_timeout={settings.store_timeout_ms}"
+        # Our statements mean the same plan for every parameter; planning anew would double what a claim costs.
+        options = [f"-c lock_timeout={settings.store_timeout_ms}", "-c plan_cache_mode=force_generic_plan"]
         if settings.clock_offset_ms:
-            params["options"] += f" -c lattice.clock_offset_us={settings.clock_offset_ms * 1000}"
+            options.append(f"-c lattice.clock_offset_us={settings.clock_offset_ms * 1000}")
+        theirs = conninfo_to_dict(self.url).get("options") or ""
+        params["options"] = " ".join([*options, str(theirs)]).strip()
         return params
 
     def _sqlite_database(self) -> _SqlitePool:
