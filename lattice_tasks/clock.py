@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 from lattice_tasks.errors import InvalidInput, NaiveInstant
 
-__all__ = ["MAX_DELAY_US", "aware", "from_us", "monotonic", "monotonic_ns", "to_us", "us_of", "wall_us"]
+__all__ = ["MAX_DELAY_US", "aware", "from_us", "instant_us", "monotonic", "monotonic_ns", "to_us", "us_of", "wall_us"]
 
 #: Ten years in microseconds: nothing may be put off for longer.
 MAX_DELAY_US = 3652 * 86_400 * 1_000_000
@@ -51,6 +51,19 @@ def aware(instant: datetime, name: str) -> datetime:
             f"{name}={instant.isoformat()} has no time zone; pass an aware datetime, e.g. datetime.now(UTC)"
         )
     return instant
+
+
+def instant_us(instant: datetime, name: str) -> int:
+    """`to_us` of an instant that is no further away than anything may be put off; `name` is for the error.
+
+    Raises:
+        NaiveInstant: it has no zone.
+        InvalidInput: it is more than ten years ahead.
+    """
+    microseconds = to_us(aware(instant, name))
+    if microseconds - wall_us() > MAX_DELAY_US:
+        raise InvalidInput(f"{name}={instant.isoformat()} is more than ten years ahead")
+    return microseconds
 
 
 def us_of(span: timedelta, name: str) -> int:

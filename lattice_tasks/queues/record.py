@@ -65,6 +65,11 @@ def require_name(name: object) -> str:
     return name
 
 
+def _require_within(field: str, value: object, low: int, high: int) -> None:
+    if value is not None and (type(value) is not int or not low <= value <= high):
+        raise InvalidInput(f"{field}={value!r:.80} must be a whole number between {low} and {high}")
+
+
 class Queues:
     """The queues of one namespace."""
 
@@ -171,10 +176,8 @@ class Queues:
             raise InvalidInput(f"kind={kind!r} is not known; use fifo")
         if dlq_on_full != "evict":
             raise InvalidInput(f"dlq_on_full={dlq_on_full!r} is not known; use evict")
-        if dlq_capacity is not None and not 1 <= dlq_capacity <= 10_000_000:
-            raise InvalidInput(f"dlq_capacity={dlq_capacity} is outside 1 .. 10000000")
-        if retention_ms is not None and not 0 <= retention_ms <= _MAX_MS:
-            raise InvalidInput(f"retention_ms={retention_ms} is outside 0 .. {_MAX_MS}")
+        _require_within("dlq_capacity", dlq_capacity, 1, 10_000_000)
+        _require_within("retention_ms", retention_ms, 0, _MAX_MS)
         with self._engine.apart() as session:
             row = rows.add_queue(session, self._namespace_id(), name, kind, retention_ms, dlq_capacity, dlq_on_full)
         if row is None:

@@ -11,6 +11,7 @@ import msgspec
 
 from lattice_tasks import clock
 from lattice_tasks.errors import (
+    InvalidInput,
     NotFinished,
     TaskCancelled,
     TaskDiscarded,
@@ -24,6 +25,7 @@ from lattice_tasks.store import settles as moves
 from lattice_tasks.store.engine import Engine
 from lattice_tasks.tasks.claim import end_replay
 from lattice_tasks.tasks.invocation import Flag, State, step
+from lattice_tasks.tasks.submit import EXAMPLE_ID, require_id
 from lattice_tasks.telemetry import Telemetry
 
 __all__ = ["Job", "JobPicture", "Jobs"]
@@ -156,9 +158,9 @@ class Jobs:
 
     def _row(self, task_id: str) -> rows.InvocationRow:
         with self._engine.session() as session:
-            row = rows.find(session, self._namespace_id(), _checked_id(task_id))
+            row = rows.find(session, self._namespace_id(), _id_or_none(task_id))
         if row is None:
-            raise TaskNotFound(f"no task {task_id!r:.80} in this namespace; ids look like {_EXAMPLE}")
+            raise TaskNotFound(f"no task {task_id!r:.80} in this namespace; ids look like {EXAMPLE_ID}")
         return row
 
 
@@ -199,14 +201,11 @@ class Job(Generic[R]):
         return self._jobs.cancel(self.id, reason)
 
 
-_EXAMPLE = "0198c5b2-7d1e-7c4a-9f10-2b6d1c3e4f50"
-
-
-def _checked_id(task_id: str) -> str | None:
-    parts = task_id.lower() if isinstance(task_id, str) else ""
-    shape = [len(part) for part in parts.split("-")]
-    is_hex = all(character in "0123456789abcdef-" for character in parts)
-    return parts if shape == [8, 4, 4, 4, 12] and is_hex else None
+def _id_or_none(task_id: str) -> str | None:
+    try:
+        return require_id(task_id)
+    except InvalidInput:
+        return None
 
 
 def _picture(row: rows.InvocationRow) -> JobPicture:

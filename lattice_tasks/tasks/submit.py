@@ -1,10 +1,11 @@
-"""Accepting invocations: encode and check the arguments, write them, then wake a worker.
+"""Accepting invocations: check them, write them, then wake a worker.
 
 Commit, tell the caller, notify: in this order. An insert whose answer was lost is repeated with the same id, so it gives
 exactly one invocation.
 """
 
 import random
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -14,36 +15,22 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-import msgspec
 import uuid_utils
 
 from lattice_tasks import clock
-from lattice_tasks.errors import InvalidInput, NotEncodable, StoreUnavailable, TooDeep, TooLarge
+from lattice_tasks.errors import InvalidInput, StoreUnavailable
 from lattice_tasks.queues.record import Queues
 from lattice_tasks.settings import Settings
 from lattice_tasks.store.engine import Engine
 from lattice_tasks.store.submits import NewInvocation, find_holders, insert_invocations
+from lattice_tasks.tasks.arguments import encode_body, is_same_call
 from lattice_tasks.telemetry import Telemetry
 
-__all__ = ["Accepted", "Body", "Submitter", "decode_body", "new_id"]
+__all__ = ["EXAMPLE_ID", "Accepted", "Submitter", "new_id", "require_actor", "require_id"]
 
 MAX_BATCH = 10_000
-_PLAIN = frozenset({str, int, float, bool, type(None)})
-_INT_RANGE = range(-(2**63), 2**64)
-_NUL = b"\\u0000"
-
-
-class Body(msgspec.Struct, omit_defaults=True):
-    """What an invocation is called with, and Dramatiq's options of the message."""
-
-    args: list[Any] = []
-    kwargs: dict[str, Any] = {}
-    options: dict[str, Any] = {}
-
-
-_encode = msgspec.json.Encoder().encode
-_encode_in_order = msgspec.json.Encoder(order="deterministic").encode
-decode_body = msgspec.json.Decoder(Body).decode
+_ID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+EXAMPLE_ID = "0198c5b2-7d1e-7c4a-9f10-2b6d1c3e4f50"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +45,28 @@ class Accepted:
 def new_id() -> str:
     """A new invocation id: a UUID of version 7, so ids made later sort later."""
     return str(uuid_utils.uuid7())
+
+
+def require_id(task_id: object) -> str:
+    """The id itself, in lower case.
+
+    Raises:
+        InvalidInput: it is no UUID.
+    """
+    if not isinstance(task_id, str) or not _ID.fullmatch(task_id.lower()):
+        raise InvalidInput(f"message id {task_id!r:.80} is no UUID; ids look like {EXAMPLE_ID}")
+    return task_id.lower()
+
+
+def require_actor(name: object) -> str:
+    """The name itself, when an actor may be called so: 1 to 255 printable characters.
+
+    Raises:
+        InvalidInput: it is no such text.
+    """
+    if not isinstance(name, str) or not 1 <= len(name) <= 255 or not name.isprintable():
+        raise InvalidInput(f"actor name {name!r:.80} must be a text of 1 to 255 printable characters")
+    return name
 
 
 class Submitter:
@@ -98,9 +107,11 @@ class Submitter:
             InvalidInput: names the argument that is not acceptable.
             QueueClosed: the queue takes no new invocations.
         """
-        body = self.encode(args, kwargs or {}, options or {})
+        require_actor(actor)
+        task_id = new_id() if task_id is None else require_id(task_id)
+        settings = self._settings
+        body = encode_body(args, kwargs or {}, options or {}, settings.max_depth, settings.max_payload_bytes)
         queue_id = self._queues.resolve(queue).id
-        task_id = task_id or new_id()
         if key is None and priority is None and delay is None and deadline is None:
             return NewInvocation(task_id, queue_id, actor, body)
         delay_us, due_at = _span_or_instant(delay, "_delay")
@@ -117,32 +128,6 @@ class Submitter:
             deadline_us,
             deadline_at,
         )
-
-    def encode(self, args: Sequence[Any], kwargs: Mapping[str, Any], options: dict[str, Any]) -> bytes:
-        """The stored bytes of a call: JSON, of values that come back as they went in.
-
-        Raises:
-            NotEncodable, TooDeep, TooLarge: names the argument.
-        """
-        depth = self._settings.max_depth
-        for position, value in enumerate(args):
-            if type(value) not in _PLAIN or type(value) is float or type(value) is int:
-                _check(value, f"args[{position}]", depth)
-        for name, value in kwargs.items():
-            _check(value, name, depth)
-        try:
-            body = _encode(Body(list(args), dict(kwargs), options))
-        except (UnicodeEncodeError, TypeError, ValueError, OverflowError) as error:
-            raise NotEncodable(f"{_culprit(args, kwargs)} cannot be written as JSON: {error}") from error
-        if _NUL in body:
-            for name, value in (*((f"args[{i}]", v) for i, v in enumerate(args)), *kwargs.items()):
-                _refuse_nul(value, name)
-        if len(body) > self._settings.max_payload_bytes:
-            raise TooLarge(
-                f"the arguments take {len(body)} bytes as JSON, the limit is {self._settings.max_payload_bytes}; "
-                "pass a reference instead of the data"
-            )
-        return body
 
     def submit(self, batch: Sequence[NewInvocation]) -> list[Accepted]:
         """Write the drafts in one transaction and wake workers; one answer per draft, in order.
@@ -225,7 +210,9 @@ class Submitter:
             if holder is None or holder[0] == one.id:
                 answers.append(Accepted(one.id))
             else:
-                answers.append(Accepted(holder[0], False, not _same_call(one, holder[1], holder[2])))
+                answers.append(
+                    Accepted(holder[0], False, one.actor != holder[1] or not is_same_call(one.body, holder[2]))
+                )
         return answers
 
 
@@ -236,81 +223,13 @@ class _Deferral:
     counts: Counter[int] = field(default_factory=Counter)
 
 
-def _same_call(one: NewInvocation, actor: str, body: bytes) -> bool:
-    if one.actor != actor:
-        return False
-    try:
-        return _call_of(one.body) == _call_of(body)
-    except msgspec.MsgspecError:  # written by other code: not what we were given
-        return False
-
-
-def _call_of(body: bytes) -> bytes:
-    """What the function is called with, as bytes that tell 1 from true and from 1.0 but not the order of keys."""
-    call = decode_body(body)
-    return _encode_in_order([call.args, call.kwargs])
-
-
-def _check(value: Any, path: str, depth_left: int) -> None:
-    kind = type(value)
-    if kind is str or kind is bool or value is None:
-        return
-    if kind is float:
-        if value != value or value in (float("inf"), float("-inf")):
-            raise NotEncodable(f"argument {path}={value} is no JSON number; pass a text or None")
-        return
-    if kind is int:
-        if value not in _INT_RANGE:
-            raise NotEncodable(f"argument {path} is an integer beyond 64 bits; pass it as a text")
-        return
-    if isinstance(value, (list, tuple, dict)):
-        if depth_left == 0:
-            raise TooDeep(f"argument {path[:80]} is nested deeper than the limit; flatten it or pass a reference")
-        if isinstance(value, dict):
-            for key, inner in value.items():
-                if not isinstance(key, str):
-                    raise NotEncodable(f"argument {path} has the key {key!r:.40}; JSON keys are texts")
-                _check(inner, f"{path}.{key:.40}", depth_left - 1)
-        else:
-            for position, inner in enumerate(value):
-                if type(inner) is not str:
-                    _check(inner, f"{path}[{position}]", depth_left - 1)
-        return
-    if isinstance(value, (str, int, float)):
-        return
-    raise NotEncodable(
-        f"argument {path} is a {kind.__name__}, which JSON cannot carry unchanged; pass texts, numbers, lists or dicts"
-    )
-
-
-def _culprit(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    for name, value in (*((f"args[{i}]", v) for i, v in enumerate(args)), *kwargs.items()):
-        try:
-            _encode(value)
-        except (UnicodeEncodeError, TypeError, ValueError, OverflowError):
-            return f"argument {name}"
-    return "an option"
-
-
-def _refuse_nul(value: Any, path: str) -> None:
-    if isinstance(value, str) and "\0" in value:
-        raise NotEncodable(f"argument {path} holds a NUL character; strip it")
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            _refuse_nul(key, f"{path} (a key)")
-            _refuse_nul(inner, f"{path}.{key:.40}")
-    elif isinstance(value, (list, tuple)):
-        for position, inner in enumerate(value):
-            _refuse_nul(inner, f"{path}[{position}]")
-
-
 def _span_or_instant(given: timedelta | datetime | None, name: str) -> tuple[int | None, int | None]:
     if given is None:
         return None, None
     if isinstance(given, timedelta):
         return clock.us_of(given, name), None
     if isinstance(given, datetime):
-        return None, clock.to_us(clock.aware(given, name))
+        return None, clock.instant_us(given, name)
     raise InvalidInput(f"{name}={given!r:.80} must be a timedelta or an aware datetime")
 
 
