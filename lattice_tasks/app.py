@@ -69,7 +69,7 @@ class Lattice:
     ) -> None:
         given = {"store_url": store_url, "broker_url": broker_url, "namespace": namespace, **settings}
         self.settings = load(given, config=config)
-        self.telemetry = Telemetry(make_log(self.settings.log_level))
+        self.telemetry = Telemetry(make_log(self.settings.log_level), speaks=self.settings.log_level == "debug")
         self.engine = Engine(self.settings)
         self._opening = threading.Lock()
         self._opened: tuple[int, str] | None = None

@@ -44,7 +44,8 @@ class Settings:
         pgbouncer: True behind PgBouncer in transaction mode: no prepared statements, no start-up options.
         wake_queue_type: `classic` or `quorum`.
         clock_offset_ms: shifts the store's clock; for tests.
-        log_level: debug, info, warning, error or critical.
+        log_level: debug, info, warning, error or critical; programs that run no worker log warnings at least, unless it
+            is debug.
     """
 
     store_url: str = "sqlite:///lattice.db"

@@ -76,12 +76,20 @@ EVENTS: dict[str, Event] = {
 }
 
 
-class Telemetry:
-    """Hands each event to the log and to its listeners; a listener that fails never harms the caller."""
+_ALWAYS_LOGGED = frozenset({"warning", "error", "critical"})
 
-    def __init__(self, log: structlog.typing.FilteringBoundLogger) -> None:
+
+class Telemetry:
+    """Hands each event to the log and to its listeners; a listener that fails never harms the caller.
+
+    Attributes:
+        speaks: whether everyday events are logged; a program that merely submits hears of warnings and errors only.
+    """
+
+    def __init__(self, log: structlog.typing.FilteringBoundLogger, speaks: bool = True) -> None:
         self._listeners: list[Listener] = []
         self._log = log
+        self.speaks = speaks
 
     @property
     def is_heard(self) -> bool:
@@ -99,7 +107,7 @@ class Telemetry:
             KeyError: the table does not know the name.
         """
         event = EVENTS[name]
-        if event.level is not None:
+        if event.level is not None and (self.speaks or event.level in _ALWAYS_LOGGED):
             getattr(self._log, event.level)(name, **fields)
         for listener in self._listeners:
             try:

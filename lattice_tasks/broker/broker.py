@@ -278,6 +278,7 @@ class LatticeBroker(dramatiq.Broker):
 
     def _boot(self, worker: dramatiq.Worker) -> None:
         parts = self._parts
+        parts.telemetry.speaks = True
         work_queue = WorkQueue()
         worker.work_queue = cast(Any, work_queue)  # it has all that the worker uses of a PriorityQueue
         me = f"{socket.gethostname()}:{os.getpid()}"

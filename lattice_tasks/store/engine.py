@@ -239,7 +239,10 @@ class Engine:
         options = [f"-c lock_timeout={settings.store_timeout_ms}", "-c plan_cache_mode=force_generic_plan"]
         if settings.clock_offset_ms:
             options.append(f"-c lattice.clock_offset_us={settings.clock_offset_ms * 1000}")
-        theirs = conninfo_to_dict(self.url).get("options") or ""
+        try:
+            theirs = conninfo_to_dict(self.url).get("options") or ""
+        except psycopg.Error as error:
+            raise SettingsError(f"store_url={masked(self.url)!r} cannot be read: {error}") from None
         params["options"] = " ".join([*options, str(theirs)]).strip()
         return params
 
