@@ -37,7 +37,7 @@ from lattice_tasks.broker.pump import Pump
 from lattice_tasks.broker.results import StoreRateLimiterBackend, StoreResultBackend
 from lattice_tasks.broker.work_queue import WorkQueue
 from lattice_tasks.dead_letters.parking import ShelfSpec
-from lattice_tasks.errors import InvalidInput, InvalidOperation, StoreError
+from lattice_tasks.errors import InvalidInput, InvalidOperation, LatticeError, StoreError
 from lattice_tasks.queues.record import QueueRecord, Queues, require_name
 from lattice_tasks.settings import VERSION, Settings
 from lattice_tasks.store.engine import Engine, Session
@@ -102,7 +102,7 @@ class LatticeBroker(dramatiq.Broker):
             Callbacks(),
             Pipelines(),
             CurrentMessage(),
-            LatticeGroupCallbacks(self.rate_limiter_backend, self.draft),
+            LatticeGroupCallbacks(self.rate_limiter_backend, self.follow_up),
             Results(backend=self.result_backend, store_results=True),
             self._dead_letters_middleware(),
         ]
@@ -161,8 +161,10 @@ class LatticeBroker(dramatiq.Broker):
         for hook in hooks:
             try:
                 hook(self, *args, **kwargs)
-            except Exception:
+            except Exception as error:
                 self.logger.critical("Unexpected failure in after_%s of %r.", signal, hook, exc_info=True)
+                if signal == "process_message" and isinstance(error, LatticeError):
+                    self._dead_letters.cut_off(args[0], error)
         if signal == "worker_shutdown":
             self._leave()
 
@@ -189,22 +191,30 @@ class LatticeBroker(dramatiq.Broker):
         so a chain can neither be cut nor doubled.
         """
         self.emit_before("enqueue", message, delay)
-        new = self.draft(message, delay)
         settling = getattr(self._local, "settling", None)
         if settling is not None:
-            settling.follow_ups.append(new)
+            settling.follow_ups.append(self.follow_up(message, delay))
         else:
-            self._parts.submitter.submit([new])
+            self._parts.submitter.submit([self._draft(message, delay, is_follow_up=False)])
         self.emit_after("enqueue", message, delay)
         return message
 
-    def draft(self, message: dramatiq.Message, delay: int | None = None) -> NewInvocation:
-        """The invocation that a message stands for; `delay` in milliseconds."""
+    def follow_up(self, message: dramatiq.Message, delay: int | None = None) -> NewInvocation:
+        """The invocation that a message of a chain stands for; `delay` in milliseconds."""
+        return self._draft(message, delay, is_follow_up=True)
+
+    def _draft(self, message: dramatiq.Message, delay: int | None, is_follow_up: bool) -> NewInvocation:
         options = {name: value for name, value in message.options.items() if name not in _DROPPED_OPTIONS}
         if delay is not None and (not isinstance(delay, int | float) or not 0 <= delay * 1_000 <= clock.MAX_DELAY_US):
             raise InvalidInput(f"delay={delay!r:.80} must be milliseconds between 0 and ten years")
         new = self._parts.submitter.draft(
-            message.queue_name, message.actor_name, message.args, message.kwargs, options, task_id=message.message_id
+            message.queue_name,
+            message.actor_name,
+            message.args,
+            message.kwargs,
+            options,
+            task_id=message.message_id,
+            is_follow_up=is_follow_up,
         )
         if not delay:
             return new

@@ -11,25 +11,26 @@ from typing import Any
 
 import dramatiq
 import msgspec
-from dramatiq.errors import ActorNotFound, Retry
+from dramatiq.errors import ActorNotFound, RateLimitExceeded, Retry
 from dramatiq.middleware import AgeLimit, GroupCallbacks, Middleware, Shutdown, SkipMessage, TimeLimitExceeded
-from dramatiq.rate_limits import RateLimiterBackend
 from dramatiq.threading import Interrupt
 
 from lattice_tasks import clock
 from lattice_tasks.broker.envelope import LatticeMessage
+from lattice_tasks.broker.results import StoreRateLimiterBackend
 from lattice_tasks.dead_letters.entry import cleaned
-from lattice_tasks.errors import Park
+from lattice_tasks.errors import LatticeError, Park, StoreUnavailable
 from lattice_tasks.store.submits import NewInvocation
 from lattice_tasks.store.turns import Claimed
 from lattice_tasks.tasks.arguments import decode_body
-from lattice_tasks.tasks.retry import MAX_BACKOFF_MS, Policy, decide
+from lattice_tasks.tasks.retry import MAX_BACKOFF_MS, Policy, backoff_ms, decide
 from lattice_tasks.tasks.settle import Kind, Outcome
 
 __all__ = ["Cancelled", "DeadLetters", "LatticeGroupCallbacks"]
 
 _TEXT_LIMIT, _TRACE_LIMIT = 4_096, 32_768
-_UNKNOWN_PAUSE_US = 1_000_000
+_PAUSE_US = 1_000_000
+_SPENT = ("unknown", "time_limit")
 
 
 class Cancelled(Interrupt):
@@ -69,11 +70,36 @@ class DeadLetters(Middleware):
         self, broker: dramatiq.Broker, message: LatticeMessage, result: Any, exception: BaseException | None
     ) -> None:
         """Decide the outcome of an attempt, unless it is decided already."""
-        if message.outcome is None:
-            if exception is None and not message.failed:
-                message.outcome = self._success(result)
-            else:
-                message.outcome = self._failure(broker, message, exception)
+        if message.outcome is not None:
+            return
+        if exception is None and not message.failed:
+            message.outcome = self._success(result)
+            return
+        try:
+            message.outcome = self._failure(broker, message, exception)
+        except Exception as second:  # noqa: BLE001 - `retry_when`, `throws` and numbers in options are somebody else's
+            error, trace = _texts(exception)
+            note = f"{error}\n(deciding about a retry failed: {type(second).__name__}: {second})"
+            message.outcome = Outcome(Kind.PARK, reason="unknown", error=cleaned(note, _TEXT_LIMIT), traceback=trace)
+        if message.outcome.kind is Kind.PARK and message.outcome.reason in _SPENT:
+            self._tell_exhausted(broker, message)
+
+    def cut_off(self, message: LatticeMessage, error: Exception) -> None:
+        """A hook could not enqueue what follows: a success must not stand without it, or a chain would end silently.
+
+        While the store is away the attempt is repeated; what can never be submitted is parked. A failure stands, and
+        says what else failed.
+        """
+        outcome = message.outcome
+        note = cleaned(f"what follows it could not be submitted: {error}", _TEXT_LIMIT)
+        if isinstance(error, StoreUnavailable):
+            message.follow_ups, message.group = [], None
+            message.outcome = Outcome(Kind.RELEASE, delay_us=_PAUSE_US, reason=note, error=note)
+        elif outcome is None or outcome.kind is Kind.SUCCEED:
+            message.follow_ups, message.group = [], None
+            message.outcome = Outcome(Kind.PARK, reason="schema", error=note)
+        else:
+            outcome.error = cleaned(f"{outcome.error}\n({note})", _TEXT_LIMIT)
 
     def pin_skipped(self, broker: dramatiq.Broker, message: LatticeMessage) -> None:
         """Decide the outcome of a message that a middleware skipped: acknowledged, expired, or failed by its word."""
@@ -115,13 +141,16 @@ class DeadLetters(Middleware):
         if exception is None or (throws and isinstance(exception, throws)):
             return Outcome(Kind.PARK, reason="rejected", error=error, traceback=trace)
         policy = self.policy_of(actor, message)
+        if isinstance(exception, RateLimitExceeded):  # waiting for a turn is no failure
+            wait_us = backoff_ms(0, policy) * 1_000
+            return Outcome(Kind.RETRY, delay_us=wait_us, error=error, is_charged=False)
         asked = exception.delay if isinstance(exception, Retry) else None
         verdict = decide(exception, message.claimed.attempt, policy, asked)
+        reason = "time_limit" if isinstance(exception, TimeLimitExceeded) else "unknown"
         if verdict.delay_ms is None:
-            self._tell_exhausted(broker, actor, message, policy)
-            reason = "time_limit" if isinstance(exception, TimeLimitExceeded) else "unknown"
             return Outcome(Kind.PARK, reason=reason, error=error, traceback=trace)
-        return Outcome(Kind.RETRY, delay_us=verdict.delay_ms * 1_000, error=error, traceback=trace)
+        delay_us = verdict.delay_ms * 1_000
+        return Outcome(Kind.RETRY, delay_us=delay_us, reason=reason, error=error, traceback=trace)
 
     def policy_of(self, actor: dramatiq.Actor, message: LatticeMessage) -> Policy:
         """The retry options of this message: its own over its actor's over the middleware's."""
@@ -153,15 +182,18 @@ class DeadLetters(Middleware):
         error = f"no actor {message.actor_name!r} in this app"
         if age_us > self._unknown_grace_us:
             return Outcome(Kind.PARK, reason="actor_not_found", error=error, is_charged=False)
-        return Outcome(Kind.RELEASE, delay_us=_UNKNOWN_PAUSE_US, reason=error, error=error, is_unknown=True)
+        return Outcome(Kind.RELEASE, delay_us=_PAUSE_US, reason=error, error=error, is_unknown=True)
 
-    def _tell_exhausted(
-        self, broker: dramatiq.Broker, actor: dramatiq.Actor, message: LatticeMessage, policy: Policy
-    ) -> None:
+    def _tell_exhausted(self, broker: dramatiq.Broker, message: LatticeMessage) -> None:
+        actor = broker.get_actor(message.actor_name)
         target = message.options.get("on_retry_exhausted") or actor.options.get("on_retry_exhausted")
-        if target:
-            counts = {"retries": message.claimed.attempt, "max_retries": policy.max_retries}
+        if not target:
+            return
+        counts = {"retries": message.claimed.attempt, "max_retries": self.policy_of(actor, message).max_retries}
+        try:
             broker.get_actor(target).send(message.asdict(), counts)
+        except (LatticeError, ActorNotFound) as error:
+            self.cut_off(message, error)
 
 
 class LatticeGroupCallbacks(GroupCallbacks):
@@ -169,12 +201,13 @@ class LatticeGroupCallbacks(GroupCallbacks):
 
     def __init__(
         self,
-        rate_limiter_backend: RateLimiterBackend,
+        rate_limiter_backend: StoreRateLimiterBackend,
         draft: Callable[[dramatiq.Message], NewInvocation],
         *,
-        barrier_ttl: int = 86_400_000,
+        barrier_ttl: int = 366 * 86_400_000,
     ) -> None:
         super().__init__(rate_limiter_backend, barrier_ttl=barrier_ttl)
+        self._key_of = rate_limiter_backend.key_of
         self._draft = draft
 
     def after_process_message(
@@ -188,7 +221,8 @@ class LatticeGroupCallbacks(GroupCallbacks):
         uuid = message.options.get("group_completion_uuid")
         callbacks = message.options.get("group_completion_callbacks")
         if exception is None and uuid and callbacks:
-            message.group = (uuid, [self._draft(dramatiq.Message(**one)) for one in callbacks])
+            key = self._key_of(uuid)
+            message.group = (key, [self._draft(dramatiq.Message(**one)) for one in callbacks])
 
 
 def _options_of(claimed: Claimed) -> dict[str, Any]:

@@ -55,14 +55,18 @@ class StoreResultBackend(ResultBackend):
 class StoreRateLimiterBackend(RateLimiterBackend):
     """Counters in the store, for Dramatiq's rate limiters and barriers. Times to live are by the store's clock."""
 
-    def __init__(self, engine: Engine, ready: Callable[[], Any]) -> None:
+    def __init__(self, engine: Engine, namespace_id: Callable[[], int]) -> None:
         self._engine = engine
-        self._ready = ready
+        self._namespace_id = namespace_id
+
+    def key_of(self, key: str) -> str:
+        """The counter of this key in the namespace; opens the store."""
+        return f"{self._namespace_id()}/{key}"
 
     def add(self, key: str, value: int, ttl: int) -> bool:
-        self._ready()
+        ours = self.key_of(key)
         with self._engine.session() as session:
-            return counters.add(session, key, value, ttl)
+            return counters.add(session, ours, value, ttl)
 
     def incr(self, key: str, amount: int, maximum: int, ttl: int) -> bool:
         return self._change(key, amount, None, maximum, ttl)
@@ -71,16 +75,15 @@ class StoreRateLimiterBackend(RateLimiterBackend):
         return self._change(key, -amount, minimum, None, ttl)
 
     def incr_and_sum(self, key: str, keys: Callable[[], Iterable[str]], amount: int, maximum: int, ttl: int) -> bool:
-        self._ready()
+        ours, several = self.key_of(key), [self.key_of(one) for one in keys()]
         with self._engine.session() as session:
-            return counters.add_within_sum(session, key, list(keys()), amount, maximum, ttl)
+            return counters.add_within_sum(session, ours, several, amount, maximum, ttl)
 
     def wait(self, key: str, timeout: int | None) -> bool:
-        self._ready()
-        deadline = clock.monotonic() + (timeout or 0) / 1_000
+        ours, deadline = self.key_of(key), clock.monotonic() + (timeout or 0) / 1_000
         while True:
             with self._engine.session() as session:
-                if counters.value(session, key) > 0:
+                if counters.value(session, ours) > 0:
                     return True
             if timeout is not None and clock.monotonic() >= deadline:
                 return False
@@ -90,6 +93,6 @@ class StoreRateLimiterBackend(RateLimiterBackend):
         self.add(key, 1, ttl)
 
     def _change(self, key: str, amount: int, minimum: int | None, maximum: int | None, ttl: int) -> bool:
-        self._ready()
+        ours = self.key_of(key)
         with self._engine.session() as session:
-            return counters.change(session, key, amount, minimum, maximum, ttl)
+            return counters.change(session, ours, amount, minimum, maximum, ttl)

@@ -133,4 +133,11 @@ class SettlementBuffer:
             bare: Any = message.outcome
             bare.result, bare.traceback, bare.error = None, None, "not storable"
             bare.follow_ups, bare.group = [], None
+        try:
             return self._settle(session, worker_id, [message])
+        except StoreUnavailable:
+            raise
+        except StoreError as error:  # given up: its lease is freed by the next audit, and it runs again
+            self._telemetry.emit("settle.degraded", task_id=message.message_id, error=str(error))
+            self.done([message], (), worker_id)
+            return set()

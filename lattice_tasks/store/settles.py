@@ -120,6 +120,7 @@ _FACTS = Statement(
     sqlite="select seq, id, actor, body, key, priority, submitted_at, entry_id from lattice_invocation where seq = %s",
 )
 _COUNT_DOWN = Statement("update lattice_counter set value = value - 1 where key = %s returning value")
+_COUNTED = Statement("delete from lattice_counter where key = %s and value <= 0")
 _DROP_READY = Statement("delete from lattice_ready where queue_id = %s and seq = %s returning flags")
 _DROP_SCHEDULED = Statement("delete from lattice_scheduled where seq = %s returning flags")
 _WHY = Statement("update lattice_invocation set error = %s where seq = %s")
@@ -218,8 +219,10 @@ def facts_of(session: Session, seqs: Sequence[int]) -> dict[int, Facts]:
 
 
 def count_down(session: Session, key: str) -> int | None:
-    """Lower a group's counter by one; what remains, None when there is no such counter."""
+    """Lower a group's counter by one, and remove it when nothing is left; what remains, None when there is no such counter."""
     rows = session.fetch(_COUNT_DOWN, (key,))
+    if rows and rows[0][0] <= 0:
+        session.execute(_COUNTED, (key,))
     return rows[0][0] if rows else None
 
 

@@ -7,10 +7,14 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from lattice_tasks import clock
+
 __all__ = ["MAX_BACKOFF_MS", "Policy", "Verdict", "backoff_ms", "decide"]
 
 #: Seven days, Dramatiq's own ceiling.
 MAX_BACKOFF_MS = 7 * 86_400_000
+#: Ten years: no task may put itself off for longer.
+MAX_ASKED_MS = clock.MAX_DELAY_US // 1_000
 _MAX_EXPONENT = 32
 
 
@@ -60,4 +64,6 @@ def decide(exception: BaseException, failures: int, policy: Policy, asked_delay_
         return Verdict(None)
     if policy.retry_when is not None and not policy.retry_when(failures, exception):
         return Verdict(None)
-    return Verdict(asked_delay_ms if asked_delay_ms is not None else backoff_ms(failures, policy))
+    if asked_delay_ms is not None:
+        return Verdict(int(min(max(0, asked_delay_ms), MAX_ASKED_MS)))
+    return Verdict(backoff_ms(failures, policy))

@@ -62,7 +62,7 @@ class Outcome:
     @property
     def is_plain(self) -> bool:
         """Whether it may take the fast lane."""
-        return self.kind is Kind.SUCCEED and not self.follow_ups and self.group is None
+        return self.kind is Kind.SUCCEED and not self.follow_ups and self.group is None and self.error is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,9 @@ def _failures(one: Ended, lease: Taken) -> int:
 
 def _succeed(batch: _Batch, one: Ended, lease: Taken) -> None:
     code = step(State.RUNNING, "succeed").code
-    moves.rest(batch.session, one.seq, code, lease.attempt, None, None, one.outcome.result, None)
+    moves.rest(batch.session, one.seq, code, lease.attempt, one.outcome.error, None, one.outcome.result, None)
+    if one.outcome.error is not None:
+        batch.events.append(("settle.degraded", {"task_id": one.task_id, "error": one.outcome.error}))
 
 
 def _retry(batch: _Batch, one: Ended, lease: Taken) -> None:
@@ -322,11 +324,10 @@ def _parked_event(queue: str, one: Ended, reason: str, attempts: int) -> Emitted
 def _attach(batch: _Batch, ended: Sequence[Ended]) -> None:
     """Insert what hooks enqueued, so that a chain is neither cut nor doubled; count groups down."""
     following = [new for one in ended for new in one.outcome.follow_ups]
-    for one in ended:
-        if one.outcome.group is not None:
-            key, callbacks = one.outcome.group
-            if moves.count_down(batch.session, key) == 0:
-                following += callbacks
+    groups = [one.outcome.group for one in ended if one.outcome.group is not None]
+    for key, callbacks in sorted(groups, key=lambda group: group[0]):  # in order, so that nobody waits in a circle
+        if moves.count_down(batch.session, key) == 0:
+            following += callbacks
     if following:
         insert_invocations(batch.session, following)
         batch.woken |= {new.queue_id for new in following}

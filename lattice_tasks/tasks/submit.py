@@ -96,12 +96,16 @@ class Submitter:
         options: dict[str, Any] | None = None,
         *,
         task_id: str | None = None,
+        is_follow_up: bool = False,
         key: str | None = None,
         priority: int | None = None,
         delay: timedelta | datetime | None = None,
         deadline: timedelta | datetime | None = None,
     ) -> NewInvocation:
         """A checked invocation that is not written yet; its queue exists.
+
+        Args:
+            is_follow_up: it continues one that was accepted, so it is accepted too, and the store need not be there.
 
         Raises:
             InvalidInput: names the argument that is not acceptable.
@@ -111,7 +115,7 @@ class Submitter:
         task_id = new_id() if task_id is None else require_id(task_id)
         settings = self._settings
         body = encode_body(args, kwargs or {}, options or {}, settings.max_depth, settings.max_payload_bytes)
-        queue_id = self._queues.resolve(queue).id
+        queue_id = self._queues.id_of(queue) if is_follow_up else self._queues.resolve(queue).id
         if key is None and priority is None and delay is None and deadline is None:
             return NewInvocation(task_id, queue_id, actor, body)
         delay_us, due_at = _span_or_instant(delay, "_delay")
