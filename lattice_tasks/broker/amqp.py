@@ -28,7 +28,7 @@ __all__ = ["WAKE", "AmqpNotifier", "parameters"]
 WAKE = b"lattice-wake-1"
 _MERGE_S = 0.004
 _YIELD_S = 0.0001
-_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.1, 1.0
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.1, 0.5  # a task submitted after RabbitMQ's return starts within a second
 _HEARTBEAT_S = 30
 _BUSY_S = 0.05
 _MAX_WAITING = 16
@@ -77,6 +77,7 @@ class AmqpNotifier:
         self._flushed_at = 0.0
         self._subscribed: dict[int, OnWake] = {}
         self._consumers: dict[int, str] = {}
+        self._missed: set[int] = set()
         self._wanted = True
         self._unwanted_since = 0.0
         self._stopping = threading.Event()
@@ -149,7 +150,7 @@ class AmqpNotifier:
                 self._forget_connection()
                 wait_s = pause_s * random.uniform(0.5, 1.0)
                 if not was_down and not stopping.is_set():
-                    text = masked(f"{type(error).__name__}: {error}")
+                    text = masked(repr(error))
                     self._telemetry.emit("broker.unavailable", error=text, retry_s=round(wait_s, 2))
                 was_down = True
                 stopping.wait(wait_s)
@@ -170,6 +171,7 @@ class AmqpNotifier:
 
     def _forget_connection(self) -> None:
         connection, self._channel, self._connection, self._consumers = self._connection, None, None, {}
+        self._missed.update(self._subscribed)
         try:
             if connection is not None and connection.is_open:
                 connection.close()
@@ -185,6 +187,7 @@ class AmqpNotifier:
         if self._wanted:
             for queue_id in [one for one in self._subscribed if one not in self._consumers]:
                 self._consume(queue_id)
+            self._look_for_missed()
         elif self._consumers and busy_s > _BUSY_S:
             for tag in self._consumers.values():
                 self._channel.basic_cancel(tag)
@@ -197,11 +200,22 @@ class AmqpNotifier:
                 return
             self._publish()
 
+    def _look_for_missed(self) -> None:
+        """What was sent while nobody consumed, to a queue that was not there, is lost: look into the store once."""
+        if self._missed:
+            missed, self._missed = self._missed, set()
+            self._local.notify(missed)
+
     def _publish(self) -> None:
         with self._lock:
             queue_ids, self._pending = self._pending, set()
-        for queue_id in queue_ids:
-            self._channel.basic_publish("", self._queue_name(queue_id), WAKE)
+        try:
+            for queue_id in queue_ids:
+                self._channel.basic_publish("", self._queue_name(queue_id), WAKE)
+        except AMQPError:
+            with self._lock:
+                self._pending |= queue_ids  # for the next connection
+            raise
         self._flushed_at = clock.monotonic()
         if self._telemetry.is_heard:
             self._telemetry.emit("wakeup.sent", count=len(queue_ids))
@@ -245,4 +259,5 @@ class AmqpNotifier:
 
     def _cancelled_by_broker(self, method: Any) -> None:
         tag = method.method.consumer_tag
+        self._missed.update(queue_id for queue_id, own in self._consumers.items() if own == tag)
         self._consumers = {queue_id: other for queue_id, other in self._consumers.items() if other != tag}
