@@ -5,6 +5,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -14,6 +15,7 @@ from typing import Any, Self
 import dramatiq
 
 from lattice_tasks import Lattice
+from lattice_tasks.errors import StoreError
 from tests.history import History, HistoryChecker, Row, Witnessed
 from tests.working import until
 
@@ -136,6 +138,10 @@ class Life:
         """The ends of what the processes printed."""
         return "\n".join(f"--- {path.name}\n{path.read_text()[-last:]}" for path in sorted(self.folder.glob("*.log")))
 
+    def submitting(self, every_s: float = 0.01, **options: Any) -> "Submitting":
+        """A thread that goes on submitting small tasks."""
+        return Submitting(self, every_s, **options)
+
     # --- processes --------------------------------------------------------------------------------------------------
 
     def worker(
@@ -168,6 +174,56 @@ class Life:
     def workers(self) -> list[int]:
         """The pids of all processes that have registered as workers and still live."""
         return [pid for pid in {one["pid"] for one in self.history.events("worker.started")} if is_alive(pid)]
+
+
+class Submitting:
+    """Submits one small task after another from a thread of its own, whatever happens meanwhile.
+
+    Attributes:
+        answers: (when, how long it took in seconds, whether it was accepted) of every submit.
+    """
+
+    def __init__(self, life: Life, every_s: float, ms: int = 5) -> None:
+        self.answers: list[tuple[float, float, bool]] = []
+        self._life = life
+        self._every_s = every_s
+        self._ms = ms
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join(PATIENCE_S)
+
+    def more(self, count: int = 30, patience_s: float = PATIENCE_S) -> None:
+        """Wait until so many more were accepted."""
+        before = self.accepted
+        settled(lambda: self.accepted >= before + count, f"{count} more submits", patience_s)
+
+    @property
+    def accepted(self) -> int:
+        return sum(accepted for _, _, accepted in self.answers)
+
+    def slowest_s(self) -> float:
+        """The longest that a submit took."""
+        return max(took_s for _, took_s, _ in self.answers)
+
+    def _run(self) -> None:
+        number = 0
+        while not self._over.is_set():
+            number += 1
+            began = time.monotonic()
+            try:
+                self._life.submit("work", f"stream{number}", self._ms)
+                accepted = True
+            except StoreError:
+                accepted = False
+            self.answers.append((began, time.monotonic() - began, accepted))
+            self._over.wait(self._every_s)
 
 
 class Process:
@@ -274,7 +330,3 @@ def environment_of(pid: int) -> str:
         return Path(f"/proc/{pid}/environ").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return ""
-
-
-def seconds_since(at: float) -> float:
-    return time.monotonic() - at
