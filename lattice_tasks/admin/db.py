@@ -48,7 +48,9 @@ def check(desk: Desk) -> None:
     desk.screen.note(f"{sum(counted.values())} tasks kept in this namespace" + (f": {shown}" if shown else ""))
     faults = sum(each.count for each in found)
     if faults:
-        desk.fail(1, f"{faults} faults found; keep a copy of the store before you change anything")
+        desk.fail(
+            1, f"{faults} fault{'s' if faults > 1 else ''} found; keep a copy of the store before you change anything"
+        )
     desk.screen.note("the store is sound")
 
 

@@ -20,6 +20,7 @@ _FIELDS = (
     "priority", "worker", "version", "is_replaying", "earlier_lives",
 )  # fmt: skip
 _COLUMNS = ("entry_id", "queue", "actor", "reason", "attempts", "parked_at", "is_replaying", "error")
+_GOOD = ("discarded", "would_discard")
 
 
 @click.group(cls=Noun)
@@ -111,8 +112,8 @@ def discard(
             desk, targets, "discarding", "discarded", lambda shelf, part: shelf.discard_many(part)
         )
         desk.record(change, "discard", noun)
-    desk.screen.many([result.record for result in results], letters.FIELDS, letters.COLUMNS, "dead letters")
-    letters.end_with(desk, results, ("discarded", "would_discard"))
+    letters.show(desk, results, _GOOD)
+    letters.end_with(desk, results, _GOOD)
 
 
 dlq.add_command(replay)

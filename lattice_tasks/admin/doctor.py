@@ -29,7 +29,7 @@ _MENDS = {
 @click.command(cls=Verb)
 @pass_desk
 def doctor(desk: Desk) -> None:
-    """Look at everything that work needs. Exit 0: no error found; 69: the store cannot be reached; else 1."""
+    """Look at everything that work needs. Exit 0: no error found; 69: no store; 78: wrong settings; else 1."""
     found = list(_findings(desk))
     names = tuple(field.name for field in fields(Finding))
     records = [asdict(each) for each in found]
@@ -44,8 +44,10 @@ def doctor(desk: Desk) -> None:
     errors = [each for each in found if each.severity == ERROR]
     if any(each.code == "store_unreachable" for each in errors):
         desk.fail(69, "the store cannot be reached")
+    if any(each.code == "settings" for each in errors):
+        desk.fail(SettingsError.exit_code, "the settings are wrong")
     if errors:
-        desk.fail(1, f"{len(errors)} errors found")
+        desk.fail(1, f"{len(errors)} error{'s' if len(errors) > 1 else ''} found")
 
 
 @click.command(cls=Verb)
@@ -84,9 +86,11 @@ def _about_schema_and_more(desk: Desk, settings: Settings) -> Iterator[Finding]:
             text = f"{masked(settings.store_url)} does not exist yet; the first use makes it"
             yield Finding("store", INFO, text, "is this the right folder?")
             return
-        problem = _schema_problem(*status(desk.lattice.engine))
+        applied, pending, newer = status(desk.lattice.engine)
+        problem = _schema_problem(applied, pending, newer)
         if problem:
-            yield Finding("schema", ERROR, problem, _MENDS["schema"])
+            severity = ERROR if applied or newer else INFO
+            yield Finding("schema", severity, f"{masked(settings.store_url)}: {problem}", _MENDS["schema"])
             return
         yield from _about_content(desk, settings)
     except StoreError as error:
@@ -108,7 +112,7 @@ def _about_content(desk: Desk, settings: Settings) -> Iterator[Finding]:
 
 def _about_broker(settings: Settings) -> Finding:
     if not settings.broker_url:
-        return Finding("broker", INFO, f"no RabbitMQ is set; idle workers look every {settings.poll_ms} ms")
+        return Finding("broker", INFO, f"no RabbitMQ is set; idle workers look every {min(250, settings.poll_ms)} ms")
     try:
         answered = probe(settings.broker_url)
     except BrokerUnavailable as error:

@@ -4,6 +4,7 @@ A letter is named by its entry id on the shelf of `--queue`, or by its task's id
 works on is fixed before it begins: letters that arrive meanwhile are not touched.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,11 +18,12 @@ from lattice_tasks.dead_letters.replay import Answer, Outcome
 from lattice_tasks.dead_letters.shelf import Shelf
 from lattice_tasks.errors import DeadLetterNotFound, TaskNotFound
 
-__all__ = ["COLUMNS", "FIELDS", "Result", "Target", "end_with", "the_letter", "wanted", "work_through"]
+__all__ = ["COLUMNS", "FIELDS", "Result", "Target", "end_with", "show", "the_letter", "wanted", "work_through"]
 
 FIELDS = ("entry_id", "queue", "task_id", "outcome", "detail")
 COLUMNS = ("entry_id", "queue", "outcome", "detail")
 _PART = 100
+_MOST_ROWS = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,18 @@ def work_through(
                     results[target] = Result(target, words.get(answer.outcome, answer.outcome.value), answer.detail)
                 advance(len(part))
     return [results[target] for target in targets]
+
+
+def show(desk: Desk, results: Sequence[Result], good: Sequence[str]) -> None:
+    """Every result; of many, a table holds only those that went wrong, and a count."""
+    shown = list(results)
+    if desk.screen.form == "table" and len(results) > _MOST_ROWS:
+        shown = [result for result in results if result.outcome not in good]
+        counted = Counter(result.outcome.replace("_", " ") for result in results)
+        desk.screen.script(", ".join(f"{count} {outcome}" for outcome, count in counted.items()) + "\n")
+        if not shown:
+            return
+    desk.screen.many([result.record for result in shown], FIELDS, COLUMNS, "dead letters")
 
 
 def end_with(desk: Desk, results: Sequence[Result], good: Sequence[str]) -> None:

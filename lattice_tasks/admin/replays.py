@@ -22,6 +22,7 @@ from lattice_tasks.tasks.invocation import State
 __all__ = ["replay"]
 
 _LOOK_EVERY_S = 0.1
+_GOOD = ("replaying", "succeeded", "would_replay")
 
 
 @click.command(cls=Verb)
@@ -72,10 +73,10 @@ def replay(
     else:
         results = _here(desk, targets, is_debugged) if here else _through_workers(desk, targets, wait_s)
         desk.record(change, "replay", noun)
-    desk.screen.many([result.record for result in results], letters.FIELDS, letters.COLUMNS, "dead letters")
+    letters.show(desk, results, _GOOD)
     if any(result.outcome == "waiting" for result in results):
         desk.fail(TIMED_OUT, f"after {wait_s:g} s not all had ended; look again with `lattice-tasks tasks show ID`")
-    letters.end_with(desk, results, ("replaying", "succeeded", "would_replay"))
+    letters.end_with(desk, results, _GOOD)
 
 
 def _through_workers(desk: Desk, targets: Sequence[letters.Target], wait_s: float | None) -> list[Result]:

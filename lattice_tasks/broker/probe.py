@@ -28,8 +28,14 @@ def probe(broker_url: str) -> dict[str, str]:
             answered[masked(url.strip())] = str(properties.get("version", "of unknown version"))
             connection.close()
         except (AMQPError, OSError) as error:
-            text = " ".join(str(error).split()) or type(error).__name__
-            refused.append(f"{masked(url.strip())}: {masked(text)}")
+            refused.append(f"{masked(url.strip())}: {masked(_reason(error))}")
     if not answered:
         raise BrokerUnavailable(f"RabbitMQ cannot be reached at {'; '.join(refused)}")
     return answered
+
+
+def _reason(error: BaseException) -> str:
+    """What happened, in words: pika wraps it in errors without a text."""
+    inner = next((each for each in vars(error).values() if isinstance(each, BaseException)), None)
+    inner = inner or next((each for each in error.args if isinstance(each, BaseException)), None)
+    return _reason(inner) if inner is not None else " ".join(str(error).split()) or type(error).__name__

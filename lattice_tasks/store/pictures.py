@@ -79,6 +79,12 @@ _PLACES = Statement(
        where q.namespace_id = %s group by 1, 2"""
 )
 
+# Differences of sets: hashed or sorted once, so fast whatever the statistics say. Anti-joins took 28 s on 400,000 rows
+# that had not been analysed.
+_OPEN = "select seq from lattice_invocation where state = 0"
+_IN_PLACES = (
+    "select seq from lattice_ready union all select seq from lattice_scheduled union all select seq from lattice_lease"
+)
 _ENTRY_KEY = ("'e/' || lpad(i.entry_id::text, 19, '0')", "printf('e/%019d', i.entry_id)")
 _SHELF = """select count(*) from lattice_invocation i where i.state = 2 and not exists (
     select 1 from lattice_tree t join lattice_tree_row e on e.tree_id = t.id
@@ -88,30 +94,17 @@ INTEGRITY: tuple[tuple[str, str, Statement], ...] = (
     (
         "open_without_place",
         "open invocations that are neither waiting, scheduled nor running: they would never run",
-        Statement(
-            """select count(*) from lattice_invocation i where i.state = 0
-               and not exists (select 1 from lattice_ready r where r.queue_id = i.queue_id and r.seq = i.seq)
-               and not exists (select 1 from lattice_scheduled s where s.seq = i.seq)
-               and i.seq not in (select seq from lattice_lease)"""
-        ),
+        Statement(f"select count(*) from ({_OPEN} except select seq from ({_IN_PLACES}) p) lost"),
     ),
     (
         "place_without_open_invocation",
         "rows in ready, scheduled or lease whose invocation is missing or finished",
-        Statement(
-            """select count(*) from (select seq from lattice_ready union all select seq from lattice_scheduled
-                   union all select seq from lattice_lease) p
-               left join lattice_invocation i on i.seq = p.seq where i.seq is null or i.state <> 0"""
-        ),
+        Statement(f"select count(*) from (select seq from ({_IN_PLACES}) p except {_OPEN}) stray"),
     ),
     (
         "two_places",
         "invocations that are in more than one place at once",
-        Statement(
-            """select count(*) from (select seq from (select seq from lattice_ready union all
-                   select seq from lattice_scheduled union all select seq from lattice_lease) p
-                   group by seq having count(*) > 1) twice"""
-        ),
+        Statement(f"select count(*) from (select seq from ({_IN_PLACES}) p group by seq having count(*) > 1) twice"),
     ),
     (
         "lease_without_worker",

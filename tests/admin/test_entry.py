@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def started(*arguments: str, **more: Any) -> subprocess.Popen[str]:
     """The real program, in a process of its own."""
     more.setdefault("env", {**os.environ, "PYTHONPATH": str(ROOT)})
-    command = [sys.executable, "-m", "lattice_tasks", *arguments]
+    command = [sys.executable, "-P", "-m", "lattice_tasks", *arguments]
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen(command, text=True, **{**pipes, **more})
 

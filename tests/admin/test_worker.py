@@ -1,8 +1,10 @@
 """`lattice-tasks worker` and `dev`: real processes over a real app file."""
 
+import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from lattice_tasks import Lattice
+from lattice_tasks.broker.process import broker_of
 
 from .test_entry import started
 
@@ -52,19 +55,20 @@ class Program:
         return self.process.wait(PATIENCE_S)
 
 
+# The supervisor knows no store: what is said here once holds on both engines.
 @pytest.fixture
-def lattice(store_url: str, tmp_path: Path) -> Iterator[Lattice]:
+def lattice(sqlite_url: str, tmp_path: Path) -> Iterator[Lattice]:
     (tmp_path / "tasks.py").write_text(APP)
-    lattice = Lattice(store_url=store_url, set_default=False, log_level="critical")
+    lattice = Lattice(store_url=sqlite_url, set_default=False, log_level="critical")
     yield lattice
     lattice.close()
 
 
 @pytest.fixture
-def start(tmp_path: Path, store_url: str) -> Iterator[Callable[..., Program]]:
+def start(tmp_path: Path, sqlite_url: str) -> Iterator[Callable[..., Program]]:
     programs: list[Program] = []
 
-    def start(*arguments: str, url: str = store_url) -> Program:
+    def start(*arguments: str, url: str = sqlite_url) -> Program:
         programs.append(Program(tmp_path, url, *arguments))
         return programs[-1]
 
@@ -89,14 +93,49 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize("app", ["tasks", "tasks.py", "tasks:lattice", "./tasks.py"])
-def test_an_app_is_a_module_an_attribute_or_a_file(lattice: Lattice, start: Callable[..., Program], app: str) -> None:
+def test_a_worker_runs_the_tasks_and_stops_in_good_order(lattice: Lattice, start: Callable[..., Program]) -> None:
     job = lattice.submit("sums", "add", [40], {"right": 2})
 
-    program = start("worker", app, "--processes", "1", "--threads", "1")
+    program = start("worker", "tasks", "--processes", "2", "--threads", "1")
 
     assert job.result(timeout=PATIENCE_S) == 42
     assert program.end() == 0, program.err
+
+
+@pytest.mark.parametrize("app", ["tasks.py", "tasks:lattice", "./tasks.py"])
+def test_an_app_is_a_module_an_attribute_or_a_file(tmp_path: Path, app: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tasks.py").write_text(APP)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "tasks", raising=False)
+
+    broker = broker_of(app)
+
+    assert set(broker.actors) == {"add", "pid", "nap"}
+    monkeypatch.delitem(sys.modules, "tasks")
+
+
+def test_a_file_of_the_app_may_be_called_like_one_of_pythons(
+    lattice: Lattice, start: Callable[..., Program], tmp_path: Path
+) -> None:
+    for name in ("queue", "selectors", "email"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('this is not the one you want')")
+
+    program = start("worker", "tasks", "--processes", "1", "--threads", "1")
+
+    assert lattice.submit("sums", "add", [1]).result(timeout=PATIENCE_S) == 2
+    assert program.end() == 0, program.err
+
+
+def test_off_a_terminal_every_log_line_is_json(lattice: Lattice, start: Callable[..., Program]) -> None:
+    program = start("worker", "tasks", "--processes", "1", "--threads", "1")
+
+    job = lattice.submit("sums", "add", ["\x1b[31m"])
+    until(lambda: job.refresh().state != "waiting" and "Failed to process" in program.err)
+
+    assert program.end() == 0
+    assert all(json.loads(line)["event"] for line in program.err.splitlines())
+    assert "\x1b" not in program.err
 
 
 def test_ctrl_c_ends_it_with_130(lattice: Lattice, start: Callable[..., Program]) -> None:
