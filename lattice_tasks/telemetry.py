@@ -64,6 +64,7 @@ EVENTS: dict[str, Event] = {
     "dead_letter.replaying": Event("info", ("shelf", "entry_id", "task_id"), "a replay was submitted"),
     "maintenance.pruned": Event("info", ("count",), "finished invocations past their retention removed"),
     "maintenance.failed": Event("error", ("chore", "error"), "a chore failed; it will be tried again"),
+    "operator.acted": Event("info", ("verb", "target", "reason", "by"), "somebody changed something and said why"),
     "supervisor.child_started": Event("info", ("slot", "pid"), "a worker process started"),
     "supervisor.child_died": Event(
         "error", ("slot", "pid", "exit_code", "error"), "a worker process died; it is replaced"

@@ -3,6 +3,8 @@
 Here, too, is the one way in which a command asks a person before it destroys something.
 """
 
+import getpass
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +20,7 @@ from lattice_tasks.admin.screen import Screen
 from lattice_tasks.app import Lattice
 from lattice_tasks.settings import Settings, load
 from lattice_tasks.store.engine import Session
+from lattice_tasks.telemetry import Telemetry, make_log
 
 __all__ = ["Desk", "pass_desk"]
 
@@ -44,7 +47,7 @@ class Desk:
     def screen(self) -> Screen:
         """The screen, as the options given so far want it."""
         self._screen.form = self.given.get("output", "table")
-        self._screen.colour = self.given.get("color", "auto")
+        self._screen.colour = self.given.get("color") or ("never" if os.environ.get("NO_COLOR") else "auto")
         self._screen.is_quiet = bool(self.given.get("quiet"))
         return self._screen
 
@@ -113,9 +116,10 @@ class Desk:
             self.fail(UNCONFIRMED, "nothing was done")
 
     def record(self, change: Change, verb: str, target: str) -> None:
-        """Keep who asked for a change and why, as an event; without a reason there is nothing to keep."""
+        """Tell the log who changed what and why; without a reason there is nothing to tell."""
         if change.reason:
-            self.screen.note(f"{verb} {target}: {change.reason}")
+            telemetry = Telemetry(make_log("info", self._screen.err))
+            telemetry.emit("operator.acted", verb=verb, target=target, reason=change.reason, by=_user())
 
     def fail(self, code: int, text: str) -> NoReturn:
         """End with one line and an exit code."""
@@ -140,6 +144,13 @@ class Desk:
 
 def _file_of(url: str) -> Path:
     return Path(unquote(url.removeprefix("sqlite:///").split("?")[0]))
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a user id without a name, as in containers
+        return str(os.getuid())
 
 
 pass_desk = click.make_pass_decorator(Desk)

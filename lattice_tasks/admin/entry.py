@@ -1,5 +1,7 @@
 """The root of the command line, and its last word: every error that is known ends as one line and an exit code."""
 
+import io
+import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -56,6 +58,7 @@ root = _root()
 
 def main(arguments: Sequence[str] | None = None, make_desk: Callable[[], Desk] = Desk) -> int:
     """Run one command; returns its exit code and raises nothing."""
+    _mend_streams()
     desk = make_desk()
     code = 1
     try:
@@ -67,6 +70,24 @@ def main(arguments: Sequence[str] | None = None, make_desk: Callable[[], Desk] =
             desk.screen.complain(f"error: {error}")
             code = code or error.exit_code
     return code
+
+
+def _mend_streams() -> None:
+    """Standard streams that exist and can take every character.
+
+    One that the caller has closed leads nowhere: its number must not go to a database file or a socket.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        stream = getattr(sys, name)
+        if stream is None:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
+            os.set_inheritable(number, True)
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8", closefd=False))
+        elif number and isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _run(desk: Desk, arguments: list[str]) -> int:

@@ -68,6 +68,43 @@ def test_every_option_has_a_variable(lite: CommandLine, monkeypatch: pytest.Monk
     assert len(lite("tasks", "list", "--limit", "2").data) == 2
 
 
+def test_colour_is_left_out_where_no_color_is_set(lite: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    lite("queues", "add", "gpu")
+    coloured = lite("queues", "list", typed="").out
+
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    assert "\x1b[" in coloured
+    assert "\x1b[" not in lite("queues", "list", typed="").out
+    assert "\x1b[" in lite("queues", "list", "--color", "always").out
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_no_error(lite: CommandLine, closed: str) -> None:
+    lite("queues", "add", "gpu")
+    command = f"{sys.executable} -P -m lattice_tasks --store-url {lite.store_url} queues list {closed}"
+
+    done = subprocess.run(["bash", "-c", command], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True)
+
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_terminal_that_knows_only_ascii_gets_the_rest_written_out(lite: CommandLine) -> None:
+    lite("queues", "add", "größe")
+
+    program = started(
+        "--store-url",
+        lite.store_url,
+        "queues",
+        "list",
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"},
+    )
+    out, err = program.communicate(timeout=30)
+
+    assert (program.returncode, err) == (0, "")
+    assert "gr\\xf6\\xdfe" in out
+
+
 def test_who_sits_in_the_wrong_folder_is_told(lite: CommandLine, tmp_path: Path) -> None:
     ran = lite.bare("queues", "list")
 
