@@ -15,7 +15,7 @@ from typing import Any, Self
 import dramatiq
 
 from lattice_tasks import Lattice
-from lattice_tasks.errors import StoreError
+from lattice_tasks.errors import StoreError, StoreUnavailable
 from tests.history import History, HistoryChecker, Row, Witnessed
 from tests.working import until
 
@@ -118,11 +118,14 @@ class Life:
         tend: Callable[[], None] = lambda: None,
     ) -> None:
         """Wait until nothing is open any more; `tend` is called meanwhile."""
-        depths = [self.lattice.queues.depth(queue) for queue in queues]
+        depths: list[Any] = []
 
         def is_over() -> bool:
             tend()
-            depths[:] = [self.lattice.queues.depth(queue) for queue in queues]
+            try:
+                depths[:] = [self.lattice.queues.depth(queue) for queue in queues]
+            except StoreUnavailable:
+                return False
             return not any(one.waiting + one.scheduled + one.running for one in depths)
 
         try:

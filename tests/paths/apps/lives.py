@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import dramatiq
 
-from lattice_tasks import Lattice, current
+from lattice_tasks import Lattice, Park, current
 from tests.history import History
 
 MOST_RETRIES = int(os.environ.get("LIVES_MAX_RETRIES", "50"))
@@ -79,8 +79,17 @@ def fail(name: str, gate: str | None = None) -> None:
 
 
 @lattice.task(**options)
-def flaky(name: str, failures: int) -> str:
+def reject(name: str, gate: str) -> None:
+    with attempt(name):
+        wait_for(gate)
+        raise Park(f"{name} shall not be tried again")
+
+
+@lattice.task(**options)
+def flaky(name: str, failures: int, gate: str | None = None) -> str:
     with attempt(name) as token:
+        if gate is not None:
+            wait_for(gate)
         if current.invocation.attempt <= failures:
             raise ValueError(f"{name} fails {failures} times, as it shall")
     return token
