@@ -70,6 +70,13 @@ def hold(name: str, gate: str) -> str:
     return token
 
 
+@lattice.task(**options, notify_shutdown=True)
+def interruptible(name: str, gate: str) -> str:
+    with attempt(name) as token:
+        wait_for(gate)
+    return token
+
+
 @lattice.task(**options)
 def fail(name: str, gate: str | None = None) -> None:
     with attempt(name):
