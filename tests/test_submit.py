@@ -285,6 +285,15 @@ def test_an_unknown_option_of_a_task_is_refused(lattice: Lattice) -> None:
         lattice.task(colour="red")(lambda: None)
 
 
+def test_an_actor_on_our_broker_is_dramatiqs(lattice: Lattice) -> None:
+    @lattice.task(queue="team/gpu", name="train it")
+    def train() -> None: ...
+
+    assert isinstance(train, dramatiq.Actor)
+    assert lattice.broker.get_actor("train it") is train
+    assert "team/gpu" in lattice.broker.get_declared_queues()
+
+
 @pytest.mark.slow
 def test_the_types_of_a_task_are_those_of_its_function(tmp_path: Path) -> None:
     program = tmp_path / "typed.py"
