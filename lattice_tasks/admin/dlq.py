@@ -9,7 +9,7 @@ import msgspec
 
 from lattice_tasks.admin import letters
 from lattice_tasks.admin.desk import Desk, pass_desk
-from lattice_tasks.admin.options import Change, Noun, changing
+from lattice_tasks.admin.options import Change, Noun, OneOf, changing
 from lattice_tasks.admin.replays import replay
 from lattice_tasks.dead_letters.entry import REASONS, DeadLetter
 
@@ -20,6 +20,7 @@ _FIELDS = (
     "priority", "worker", "version", "is_replaying", "earlier_lives",
 )  # fmt: skip
 _COLUMNS = ("entry_id", "queue", "actor", "reason", "attempts", "parked_at", "is_replaying", "error")
+_TAGS = ", ".join(REASONS).replace("_", "-")
 _GOOD = ("discarded", "would_discard")
 
 
@@ -33,7 +34,7 @@ def dlq() -> None:
 
 @dlq.command("list")
 @click.option("--queue", metavar="Q", help="Only this queue's shelf; default: every queue's.")
-@click.option("--only", "--reason", "reason", type=click.Choice(REASONS), help="Only letters with this reason tag.")
+@click.option("--only", "--reason", "reason", type=OneOf(REASONS), metavar="TAG", help=f"Only this reason: {_TAGS}.")
 @click.option("--actor", metavar="NAME", help="Only letters of this actor.")
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="At most N letters of each queue, the oldest.")
 @pass_desk
@@ -85,7 +86,7 @@ def show(desk: Desk, letter_id: str, queue: str | None) -> None:
 @click.argument("ids", metavar="ID...", nargs=-1)
 @click.option("--queue", metavar="Q", help="The queue; not needed with tasks' ids.")
 @click.option("--all", "is_all", is_flag=True, help="Every letter on the shelf of --queue.")
-@click.option("--only", type=click.Choice(REASONS), help="With --all: only letters with this reason tag.")
+@click.option("--only", type=OneOf(REASONS), metavar="TAG", help=f"With --all, only this reason: {_TAGS}.")
 @click.option("--actor", metavar="NAME", help="With --all: only letters of this actor.")
 @changing
 @pass_desk

@@ -97,6 +97,9 @@ def _run(desk: Desk, arguments: list[str]) -> int:
     except (click.Abort, KeyboardInterrupt):
         desk.screen.complain("interrupted")
         return INTERRUPTED
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), desk.screen.err)
+        return error.exit_code
     except click.UsageError as error:
         where = error.ctx.command_path if error.ctx else PROGRAM
         desk.screen.complain(f"error: {error.format_message()} (see: {where} --help)")

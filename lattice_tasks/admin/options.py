@@ -5,17 +5,18 @@ Global options may stand before or after the verb. Verbs that change something t
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import wraps
 from typing import Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from lattice_tasks.admin.screen import FORMATS
 
-__all__ = ["Change", "JsonText", "Noun", "Verb", "When", "changing", "global_options"]
+__all__ = ["Change", "JsonText", "Noun", "OneOf", "Verb", "When", "changing", "global_options"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
@@ -135,6 +136,28 @@ class When(click.ParamType[timedelta | datetime]):
         if instant.tzinfo is None:
             self.fail(f"{value!r} has no time zone; add Z or an offset like +02:00", param, ctx)
         return instant
+
+
+class OneOf(click.ParamType[str]):
+    """One name of a fixed set: shown dashed, also taken underscored."""
+
+    name = "name"
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = tuple(names)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        name = str(value).replace("-", "_")
+        if name not in self._names:
+            self.fail(f"{value!r} is none of {', '.join(map(_dashed, self._names))}", param, ctx)
+        return name
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(name) for name in map(_dashed, self._names) if name.startswith(incomplete)]
+
+
+def _dashed(name: str) -> str:
+    return name.replace("_", "-")
 
 
 class JsonText(click.ParamType[Any]):

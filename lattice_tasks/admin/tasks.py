@@ -9,7 +9,7 @@ import click
 
 from lattice_tasks import insights
 from lattice_tasks.admin.desk import CONFLICT, TIMED_OUT, Desk, pass_desk
-from lattice_tasks.admin.options import Change, JsonText, Noun, When, changing
+from lattice_tasks.admin.options import Change, JsonText, Noun, OneOf, When, changing
 from lattice_tasks.errors import ActorUnknown, NotFinished, ReservedName
 from lattice_tasks.insights import TaskPicture
 from lattice_tasks.tasks.invocation import State
@@ -81,7 +81,7 @@ def submit(
 
 @tasks.command("list")
 @click.option("--queue", metavar="Q", help="Only this queue's.")
-@click.option("--state", type=click.Choice(_STATES), help="Only those in this state.")
+@click.option("--state", type=OneOf(_STATES), metavar="STATE", help=f"One of {', '.join(_STATES)}.")
 @click.option("--actor", metavar="NAME", help="Only of this actor.")
 @click.option("--limit", type=click.IntRange(1), default=50, show_default=True, metavar="N", help="At most so many.")
 @pass_desk

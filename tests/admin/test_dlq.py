@@ -40,6 +40,11 @@ def test_a_list_can_be_narrowed(cli: CommandLine, app: App) -> None:
     assert [row["entry_id"] for row in cli.json("dlq", "list", "--actor", "fail", "--limit", "1")] == [1]
     assert cli.json("dlq", "list", "--actor", "nope") == []
     assert cli("dlq", "list", "--reason", "nope").code == 2
+    assert (
+        cli("dlq", "list", "--only", "actor-not-found").code
+        == cli("dlq", "list", "--only", "actor_not_found").code
+        == 0
+    )
 
 
 @pytest.mark.parametrize(

@@ -176,6 +176,13 @@ def test_wrong_usage_is_told_and_ends_with_its_code(lite: CommandLine, arguments
     assert ran.err
 
 
+def test_a_noun_without_a_verb_shows_its_help_on_standard_error(lite: CommandLine) -> None:
+    ran = lite.bare("dlq")
+
+    assert (ran.code, ran.out) == (2, "")
+    assert "\n  replay " in ran.err
+
+
 @pytest.mark.parametrize("command", [[], *([name] for name in root.commands)])
 def test_every_command_explains_itself(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*command, "--help"]) == 0
