@@ -69,3 +69,6 @@ def _hold(lattice: Any, task_id: str) -> None:
     change(lattice, "delete from lattice_ready")
     sql = "update lattice_invocation set state = %s, reason = 'unknown', attempt = 1 where id = %s"
     assert change(lattice, sql, State.HELD.code, task_id) == 1
+    change(
+        lattice, "insert into lattice_held (queue_id, seq) select queue_id, seq from lattice_invocation where state = 3"
+    )

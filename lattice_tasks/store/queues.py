@@ -30,7 +30,7 @@ _DEPTHS = Statement(
                    and worker_id in (select id from lattice_worker)),
               coalesce((select h.count from lattice_tree t join lattice_fifo_head h on h.tree_id = t.id
                         where t.name = %s), 0),
-              (select count(*) from lattice_invocation where queue_id = q.id and state = 3)
+              (select count(*) from lattice_held where queue_id = q.id)
        from lattice_queue q where q.id = %s"""
 )
 

@@ -16,6 +16,7 @@ __all__ = [
     "count_down",
     "facts_of",
     "held_ones",
+    "hold",
     "place_leased",
     "place_ready",
     "place_scheduled",
@@ -97,14 +98,19 @@ _REST = Statement(
     """update lattice_invocation set state = %s, finished_at = {now}, attempt = %s, error = %s, traceback = %s,
            result = %s, entry_id = %s, reason = %s where seq = %s"""
 )
-# By a partial index on just these rows, so it costs nothing while nothing is held.
+# A place of their own: an index on the state, even a partial one, would forbid every settlement a heap-only update.
 _HELD = Statement(
-    postgres="""select seq, id::text, actor, body, key, priority, submitted_at, attempt, reason, error, traceback
-        from lattice_invocation where queue_id = %s and state = 3 order by seq limit %s for update skip locked""",
-    sqlite="""select seq, id, actor, body, key, priority, submitted_at, attempt, reason, error, traceback
-        from lattice_invocation where queue_id = %s and state = 3 order by seq limit %s""",
+    postgres="""select i.seq, i.id::text, i.actor, i.body, i.key, i.priority, i.submitted_at, i.attempt, i.reason, i.error,
+            i.traceback
+        from lattice_held h join lattice_invocation i on i.seq = h.seq
+        where h.queue_id = %s order by h.seq limit %s for update of h skip locked""",
+    sqlite="""select i.seq, i.id, i.actor, i.body, i.key, i.priority, i.submitted_at, i.attempt, i.reason, i.error,
+            i.traceback
+        from lattice_held h join lattice_invocation i on i.seq = h.seq where h.queue_id = %s order by h.seq limit %s""",
 )
-_HELD_QUEUES = Statement("select distinct queue_id from lattice_invocation where state = 3 order by queue_id")
+_HOLD = Statement("insert into lattice_held (queue_id, seq) values (%s, %s)")
+_LET_GO = Statement("delete from lattice_held where queue_id = %s and seq = %s")
+_HELD_QUEUES = Statement("select distinct queue_id from lattice_held order by queue_id")
 _UNHOLD = Statement("update lattice_invocation set state = %s, entry_id = %s where seq = %s")
 _GONE = Statement("update lattice_invocation set state = %s, entry_id = null where seq = %s")
 _GONE_UNREAD = Statement(
@@ -188,8 +194,14 @@ def queues_with_held(session: Session) -> list[int]:
     return [queue_id for (queue_id,) in session.fetch(_HELD_QUEUES)]
 
 
-def unhold(session: Session, seq: int, code: int, entry_id: int) -> None:
+def hold(session: Session, queue_id: int, seq: int) -> None:
+    """A failed invocation found no place on its shelf; it waits for one."""
+    session.execute(_HOLD, (queue_id, seq))
+
+
+def unhold(session: Session, queue_id: int, seq: int, code: int, entry_id: int) -> None:
     """A held invocation found its place on the shelf."""
+    session.execute(_LET_GO, (queue_id, seq))
     session.execute(_UNHOLD, (code, entry_id, seq))
 
 

@@ -82,9 +82,6 @@ def models(database: peewee.Database) -> Any:
         where=Invocation.key.is_null(False),
         name="lattice_invocation_key",
     )
-    Invocation.add_index(
-        Invocation.queue_id, Invocation.seq, where=Invocation.state == 3, name="lattice_invocation_held"
-    )
 
     class Ready(Row):
         queue_id = peewee.BigIntegerField()
@@ -122,6 +119,14 @@ def models(database: peewee.Database) -> Any:
         class Meta:
             table_name = "lattice_lease"
             primary_key = peewee.CompositeKey("worker_id", "seq")
+
+    class Held(Row):
+        queue_id = peewee.BigIntegerField()
+        seq = peewee.BigIntegerField()
+
+        class Meta:
+            table_name = "lattice_held"
+            primary_key = peewee.CompositeKey("queue_id", "seq")
 
     class Worker(Row):
         id = identity() if postgres else AutoIncrementField()

@@ -246,6 +246,7 @@ def _park(
             batch.session, one.seq, code, letter.attempts, letter.error, letter.traceback, None, entry_id, letter.reason
         )
         if entry_id is None:
+            moves.hold(batch.session, queue_id, one.seq)
             batch.events.append(("task.held", {"queue": queue, "task_id": one.task_id}))
             continue
         fields = {"shelf": queue, "entry_id": entry_id, "task_id": one.task_id, "reason": letter.reason}
@@ -291,7 +292,7 @@ def park_held(session: Session, queue: str, shelf: ShelfSpec, limit: int) -> lis
         events: list[EmittedEvent] = []
         for letter, entry_id in zip(letters, parking.entry_ids, strict=True):
             if entry_id is not None:
-                moves.unhold(session, letter.seq, step(State.HELD, "park").code, entry_id)
+                moves.unhold(session, shelf.queue_id, letter.seq, step(State.HELD, "park").code, entry_id)
                 fields = {"shelf": queue, "entry_id": entry_id, "task_id": letter.task_id, "reason": letter.reason}
                 events.append(("dead_letter.enqueued", fields))
     return events

@@ -24,7 +24,6 @@ create unique index lattice_namespace_name on lattice_namespace (name);
 create unique index lattice_queue_namespace_id_name on lattice_queue (namespace_id, name);
 create unique index lattice_invocation_id on lattice_invocation (id);
 create unique index lattice_invocation_key on lattice_invocation (queue_id, key) where key is not null;
-create index lattice_invocation_held on lattice_invocation (queue_id, seq) where state = 3;
 create table lattice_ready (
     queue_id bigint not null, seq bigint not null, priority integer not null, attempt integer not null,
     flags smallint not null, primary key (queue_id, seq)){rowless};
@@ -36,6 +35,8 @@ create table lattice_lease (
     worker_id bigint not null, seq bigint not null, batch bigint not null, queue_id bigint not null,
     priority integer not null, attempt integer not null, flags smallint not null, claimed_at bigint not null,
     primary key (worker_id, seq)){rowless};
+create table lattice_held (
+    queue_id bigint not null, seq bigint not null, primary key (queue_id, seq)){rowless};
 create table lattice_worker (
     id {incarnation}, namespace_id bigint not null, host text not null, pid integer not null, threads integer not null,
     queues text not null, actors text not null, version text not null, state text not null, beat bigint not null,
