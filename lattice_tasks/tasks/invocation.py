@@ -80,7 +80,6 @@ TRANSITIONS: dict[tuple[State, str], State] = {
     (S.RUNNING, "park"): S.PARKED,
     (S.RUNNING, "hold"): S.HELD,
     (S.HELD, "park"): S.PARKED,
-    (S.HELD, "discard"): S.DISCARDED,
     (S.PARKED, "replay"): S.WAITING,
     (S.PARKED, "discard"): S.DISCARDED,
     (S.PARKED, "evict"): S.DISCARDED,
