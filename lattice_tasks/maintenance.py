@@ -71,9 +71,12 @@ class Maintenance:
 
     def _rescue(self, session: Session) -> None:
         for worker_id, beat in self._observer.dead(worker_rows.pulses(session)):
-            found = rescue(session, worker_id, beat)
-            if found is None:
-                continue
+            self.bury(session, worker_id, beat)
+
+    def bury(self, session: Session, worker_id: int, seen_beat: int | None) -> None:
+        """Free the leases of a dead worker and wake those who serve its queues; with `seen_beat` None its end was seen."""
+        found = rescue(session, worker_id, seen_beat)
+        if found is not None:
             self._telemetry.emit("worker.lost", worker=worker_id, host=found.host, pid=found.pid, leases=found.leases)
             if found.queue_ids:
                 self._wake(found.queue_ids)

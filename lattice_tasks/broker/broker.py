@@ -85,6 +85,7 @@ class LatticeBroker(dramatiq.Broker):
         self._pump: Pump | None = None
         self._heartbeat: Heartbeat | None = None
         self._worker: dramatiq.Worker | None = None
+        self.on_incarnation: Callable[[int], None] = lambda _worker_id: None
         self.rate_limiter_backend = StoreRateLimiterBackend(parts.engine, parts.namespace_id)
         self.result_backend = StoreResultBackend(parts.jobs.fetch)
         super().__init__(middleware=self._default_middleware() if middleware is None else middleware)
@@ -259,6 +260,11 @@ class LatticeBroker(dramatiq.Broker):
     def _shelf(self, record: QueueRecord) -> ShelfSpec:
         return ShelfSpec(record.id, record.dlq_capacity or self._parts.settings.shelf_capacity, record.dlq_on_full)
 
+    def bury(self, worker_ids: Iterable[int]) -> None:
+        """Free at once the leases of worker processes that somebody saw end; the store being away, their lease does it."""
+        if self._heartbeat is not None:
+            self._heartbeat.bury(worker_ids)
+
     def join(self, queue_name: str, *, timeout: int | None = None) -> None:
         """Wait until the queue has nothing waiting, scheduled or running; for tests.
 
@@ -332,6 +338,7 @@ class LatticeBroker(dramatiq.Broker):
             VERSION,
         )
         worker_id = register(session, row)
+        self.on_incarnation(worker_id)
         self._parts.telemetry.emit(
             "worker.started", worker=worker_id, host=row.host, pid=row.pid, queues=queues, threads=row.threads
         )

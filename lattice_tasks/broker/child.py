@@ -1,7 +1,8 @@
 """One worker process as its supervisor sees it: how it is started, what it reports, how it is ended.
 
-A child reports over a pipe, one line each: `ready` once it works, `failed CODE TEXT` when it cannot even start. So a
-broken app is told once and in one line, however many processes there are.
+A child reports over a pipe, one line each: `incarnation ID` for each worker id it takes, `ready` once it works, `failed
+CODE TEXT` when it cannot even start. So a broken app is told once and in one line, however many processes there are, and the
+successor of a child that died knows whose leases to free at once: their parent saw the process end.
 """
 
 import os
@@ -35,8 +36,16 @@ def command_of(app: str, queues: Sequence[str], threads: int, shutdown_timeout_m
 class Child:
     """A started process. Its `report_fd` is readable when it has said something, and at its end."""
 
-    def __init__(self, slot: int, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        slot: int,
+        command: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        buries: Sequence[int] = (),
+    ) -> None:
         self.slot = slot
+        self.incarnations: list[int] = []
+        self._buries = list(buries)
         self.is_ready = False
         self.failure: tuple[int, str] | None = None
         self.kill_at: float | None = None
@@ -45,7 +54,7 @@ class Child:
         os.set_blocking(self.report_fd, False)
         try:
             self._process = subprocess.Popen(
-                [*command, "--report-fd", str(theirs), "--parent", str(os.getpid())],
+                [*command, "--report-fd", str(theirs), "--parent", str(os.getpid()), *_bury_option(buries)],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs,),
@@ -101,6 +110,11 @@ class Child:
         """End it now; harmless when it has ended."""
         self._process.kill()
 
+    @property
+    def leaves_behind(self) -> list[int]:
+        """Worker ids whose leases nobody has freed, once it is dead: its own, and those it was to bury but did not."""
+        return [*([] if self.is_ready else self._buries), *self.incarnations]
+
     def close(self) -> None:
         """Let go of its pipe, after its end."""
         with suppress(OSError):
@@ -110,6 +124,12 @@ class Child:
         word, _, rest = line.partition(" ")
         if word == "ready":
             self.is_ready = True
+        elif word == "incarnation" and rest.isdecimal():
+            self.incarnations.append(int(rest))
         elif word == "failed":
             code, _, text = rest.partition(" ")
             self.failure = (int(code) if code.isdecimal() else 1, text)
+
+
+def _bury_option(worker_ids: Sequence[int]) -> list[str]:
+    return ["--bury", ",".join(map(str, worker_ids))] if worker_ids else []

@@ -5,7 +5,8 @@ after the other workers. After an outage a process first beats, then flushes its
 """
 
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from lattice_tasks import clock
@@ -22,6 +23,9 @@ class Chores(Protocol):
 
     def run_due(self, session: Session) -> None:
         """Run every chore whose time has come; each is short."""
+
+    def bury(self, session: Session, worker_id: int, seen_beat: int | None) -> None:
+        """Free the leases of a dead worker; with `seen_beat` None its end was seen, whatever its counter says."""
 
     def forget(self) -> None:
         """The store was away: measurements of other workers start anew."""
@@ -45,12 +49,17 @@ class Heartbeat:
         self._chores = chores
         self._interrupt = interrupt
         self._mend_threads = mend_threads
+        self._to_bury: deque[int] = deque()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lattice-heartbeat", daemon=True)
 
     def start(self) -> None:
         """Begin to beat."""
         self._thread.start()
+
+    def bury(self, worker_ids: Iterable[int]) -> None:
+        """Before the next beat, free the leases of these dead workers."""
+        self._to_bury.extend(worker_ids)
 
     def stop(self) -> None:
         """End; the last beat may be under way for a moment."""
@@ -75,6 +84,9 @@ class Heartbeat:
             session.close()
 
     def _beat(self, session: Session) -> None:
+        while self._to_bury:
+            self._chores.bury(session, self._to_bury[0], None)
+            self._to_bury.popleft()
         worker_id = self._pump.worker_id
         state, to_cancel = worker_rows.beat(session, worker_id, self._pump.held())
         if state is None and worker_id == self._pump.worker_id:

@@ -49,12 +49,17 @@ def run(
     queues: Sequence[str] | None,
     threads: int,
     shutdown_timeout_ms: int,
+    *,
+    buries: Sequence[int] = (),
+    on_incarnation: Callable[[int], None] = lambda _worker_id: None,
     on_ready: Callable[[], None] = lambda: None,
 ) -> int:
     """Work until SIGTERM or SIGINT, then stop within the time-out; a second signal ends the process at once.
 
     Args:
         queues: only these; None: all that the app declares.
+        buries: worker ids of processes that are known to have ended; their leases are freed at once.
+        on_incarnation: told each worker id that this process takes.
         on_ready: called once the worker runs.
 
     Returns:
@@ -76,11 +81,13 @@ def run(
     random.seed()
     broker = broker_of(app)
     broker.emit_after("process_boot")
+    broker.on_incarnation = on_incarnation
     worker = dramatiq.Worker(broker, queues=set(queues) if queues else None, worker_threads=threads)
     try:
         worker.start()
     except BrokerConnectionError as error:
         raise StoreUnavailable(str(error)) from error
+    broker.bury(buries)
     on_ready()
     while not stopping.is_set():
         stopping.wait(1.0)

@@ -40,8 +40,8 @@ class StoreResultBackend(ResultBackend):
                 is_there, result = self._fetch(message.message_id)
             except NotFinished as error:
                 raise ResultFailure(str(error), type(error).__name__, error.detail) from error
-            except TaskNotFound as error:
-                raise ResultMissing(message) from error
+            except TaskNotFound:  # a later step of a pipeline, perhaps: it is not there yet
+                is_there, result = False, None
             if is_there:
                 return result
             if not block:

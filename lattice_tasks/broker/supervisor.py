@@ -14,7 +14,7 @@ import selectors
 import signal
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
 
@@ -51,24 +51,22 @@ class Supervisor:
         *,
         kill_after_s: float,
         environment: Mapping[str, str] | None = None,
-        on_child_death: Callable[[int], None] = lambda pid: None,
     ) -> None:
         """Nothing is started yet.
 
         Args:
-            command: of one child; it must understand `--report-fd` and `--parent`.
+            command: of one child; it must understand `--report-fd`, `--parent` and `--bury`.
             kill_after_s: how long a child may take to stop before it is killed.
             environment: of the children; this process's own unless given.
-            on_child_death: told the pid of every child that died unasked, before it is replaced.
         """
         self._command = command
         self._telemetry = telemetry
         self._kill_after_s = kill_after_s
         self._environment = environment
-        self._on_child_death = on_child_death
         self._children: dict[int, Child] = {}  # by slot
         self._waiting: dict[int, float] = dict.fromkeys(range(processes), 0.0)  # slot: when to start it
         self._young_deaths: dict[int, int] = dict.fromkeys(range(processes), 0)
+        self._orphaning: dict[int, list[int]] = {}  # slot: worker ids that its next child shall bury
         self._leaving: list[Child] = []
         self._rolling: deque[int] = deque()
         self._successor: Child | None = None
@@ -193,7 +191,7 @@ class Supervisor:
     def _replace(self, child: Child, code: int) -> None:
         error = child.failure[1] if child.failure else ""
         self._telemetry.emit("supervisor.child_died", slot=child.slot, pid=child.pid, exit_code=code, error=error)
-        self._on_child_death(child.pid)
+        self._orphaning[child.slot] = child.leaves_behind
         deaths = self._young_deaths[child.slot] + 1 if child.age_s < YOUNG_S else 0
         self._young_deaths[child.slot] = deaths
         self._waiting[child.slot] = clock.monotonic() + (pause_s(deaths, random.random()) if deaths else 0.0)
@@ -215,7 +213,7 @@ class Supervisor:
     def _start(self, slot: int) -> Child | None:
         """A new child, or None when this machine has no room for one just now; tried again after a while."""
         try:
-            child = Child(slot, self._command, self._environment)
+            child = Child(slot, self._command, self._environment, self._orphaning.pop(slot, []))
         except OSError as error:
             self._telemetry.emit("supervisor.start_failed", slot=slot, error=str(error))
             self._waiting[slot] = clock.monotonic() + _LONGEST_PAUSE_S

@@ -31,7 +31,13 @@ def main(arguments: Sequence[str]) -> int:
     queues = given.queues.split(",") if given.queues else None
     try:
         code = run(
-            given.app, queues, given.threads, given.shutdown_timeout_ms, lambda: report(given.report_fd, "ready")
+            given.app,
+            queues,
+            given.threads,
+            given.shutdown_timeout_ms,
+            buries=[int(worker_id) for worker_id in given.bury.split(",") if worker_id],
+            on_incarnation=lambda worker_id: report(given.report_fd, f"incarnation {worker_id}"),
+            on_ready=lambda: report(given.report_fd, "ready"),
         )
     except LatticeError as error:
         report(given.report_fd, f"failed {error.exit_code} {' '.join(str(error).split())}")
@@ -86,6 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--queues", default="")
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--shutdown-timeout-ms", type=int, required=True)
+    parser.add_argument("--bury", default="")
     parser.add_argument("--report-fd", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
     return parser

@@ -159,6 +159,21 @@ def test_a_killed_process_is_replaced_and_the_work_goes_on(lattice: Lattice, sta
     assert program.end() == 0, program.err
 
 
+def test_what_a_killed_process_ran_starts_again_long_before_its_lease_ends(
+    lattice: Lattice, start: Callable[..., Program]
+) -> None:
+    """C10: its supervisor saw it end, so nobody waits for its silence; the lease here is the default, 30 s."""
+    start("worker", "tasks", "--processes", "1", "--threads", "1")
+    killer = lattice.submit("sums", "pid").result(timeout=PATIENCE_S)
+    job = lattice.submit("naps", "nap", [0.5])
+    until(lambda: job.refresh().state == "running")
+
+    os.kill(killer, signal.SIGKILL)
+
+    job.result(timeout=10)
+    assert job.refresh().attempt == 1, "a lease alone on a dead worker is charged"
+
+
 def test_children_do_not_outlive_a_supervisor_that_was_killed(lattice: Lattice, start: Callable[..., Program]) -> None:
     program = start("worker", "tasks", "--processes", "1", "--threads", "1")
     child = lattice.submit("sums", "pid").result(timeout=PATIENCE_S)
