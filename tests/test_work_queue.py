@@ -1,6 +1,8 @@
-"""The queue between Dramatiq's threads: its interface, its order, and what the pump may take back."""
+"""What threads wait on: the queue between Dramatiq's threads, and the pump's bell."""
 
 import threading
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty
 
@@ -8,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lattice_tasks.broker.bell import Bell
 from lattice_tasks.broker.work_queue import WorkQueue
 from tests.working import until
 
@@ -96,6 +99,69 @@ def test_every_item_reaches_exactly_one_of_many_threads() -> None:
         thread.join()
 
     assert sorted(got) == list(range(count))
+
+
+def test_waiting_ends_with_its_time_however_many_wait_and_however_short_it_is() -> None:
+    """A sleeper that misses its time would never see that its worker stops."""
+    queue, stopping = WorkQueue(), threading.Event()
+
+    def take() -> None:
+        while not stopping.is_set():
+            with suppress(Empty):
+                queue.get(timeout=0.0001)
+                queue.task_done()
+
+    threads = [threading.Thread(target=take, daemon=True) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for number in range(3_000):
+        queue.put(Item(0, number))
+    queue.join()
+    stopping.set()
+
+    for thread in threads:
+        thread.join(timeout=5)
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def test_a_bell_is_heard_once_and_patience_ends_in_time() -> None:
+    bell, woken = Bell(), []
+
+    bell.ring()
+    bell.ring()
+    bell.wait(lambda: False, lambda: 60)
+    started = time.monotonic()
+    bell.wait(lambda: False, lambda: 0.02)
+    assert 0.02 <= time.monotonic() - started < 5
+
+    bell.ring()
+    bell.quiet()
+    bell.wait(lambda: False, lambda: 0.001)
+    bell.wait(lambda: True, lambda: 60)
+    thread = threading.Thread(target=lambda: (bell.wait(lambda: False, lambda: 60), woken.append(1)))
+    thread.start()
+    until(lambda: bell.ring_if_waiting() or woken)
+    thread.join()
+
+
+def test_a_bell_that_is_rung_all_the_time_is_never_slept_through() -> None:
+    bell, stopping, waits = Bell(), threading.Event(), []
+
+    def listen() -> None:
+        while not stopping.is_set():
+            bell.wait(lambda: False, lambda: 0.0001)
+            bell.quiet()
+            waits.append(1)
+
+    thread = threading.Thread(target=listen, daemon=True)
+    thread.start()
+    for _ in range(20_000):
+        bell.ring()
+    stopping.set()
+
+    thread.join(timeout=5)
+    assert not thread.is_alive()
+    assert waits
 
 
 def taken(queue: WorkQueue) -> Item | None:

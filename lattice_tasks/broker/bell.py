@@ -1,23 +1,30 @@
 """What the pump sleeps on. Ringing costs next to nothing while nobody sleeps."""
 
+import threading
 from collections.abc import Callable
-from contextlib import suppress
-from queue import Empty, SimpleQueue
 
 __all__ = ["Bell"]
 
 
 class Bell:
-    """One thread waits, any thread rings."""
+    """One thread waits, any thread rings.
+
+    A lock, because `SimpleQueue.get(timeout)` can sleep for ever: when it is delayed between reading the clock twice, what
+    is left of its time becomes negative, which to it means no limit (seen on CPython 3.11 and 3.12).
+    """
 
     def __init__(self) -> None:
-        self._tokens: SimpleQueue[None] = SimpleQueue()
+        self._silence = threading.Lock()  # released: it rings
+        self._silence.acquire()
         self._is_armed = False
 
     def ring(self) -> None:
         """Wake the waiting thread, now or the next time it waits."""
         self._is_armed = False
-        self._tokens.put(None)
+        try:
+            self._silence.release()
+        except RuntimeError:  # it rings already
+            return
 
     def ring_if_waiting(self) -> None:
         """Wake the waiting thread; one that is awake looks for itself before it waits."""
@@ -29,11 +36,9 @@ class Bell:
         if not has_reason():
             self._is_armed = True
             if not has_reason():  # what came between the two looks did not ring
-                with suppress(Empty):
-                    self._tokens.get(timeout=patience_s())
+                self._silence.acquire(timeout=patience_s())
             self._is_armed = False
 
     def quiet(self) -> None:
         """Forget the rings that came meanwhile: the look that follows sees what they were about."""
-        while not self._tokens.empty():
-            self._tokens.get()
+        self._silence.acquire(blocking=False)

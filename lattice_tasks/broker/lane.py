@@ -6,7 +6,7 @@ run time. So a tiny task costs no round trip, and a long one never holds back an
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from queue import Empty, SimpleQueue
+from queue import Empty, Queue
 
 from lattice_tasks.broker.envelope import LatticeMessage
 from lattice_tasks.dead_letters.parking import ShelfSpec
@@ -33,7 +33,7 @@ class Lane:
     name: str
     queue_id: int
     shelf: ShelfSpec
-    feed: SimpleQueue[LatticeMessage] = field(default_factory=SimpleQueue)
+    feed: Queue[LatticeMessage] = field(default_factory=Queue)
     take: Callable[[LatticeMessage], bool] = lambda _message: False
     floor: int = 0
     looked_at: float = 0.0

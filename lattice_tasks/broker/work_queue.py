@@ -2,13 +2,14 @@
 
 `queue.PriorityQueue` spends half of a busy worker's time in its lock. This one keeps the interface that Dramatiq's worker
 uses (`put`, `get`, `get_nowait`, `task_done`, `join`, `unfinished_tasks`) and the actors' priorities, waits in C, and lets
-the pump take back what no thread has started.
+the pump take back what no thread has started. (Not on a `SimpleQueue`: see `bell.py`.)
 """
 
 import heapq
 import itertools
 import threading
-from queue import Empty, SimpleQueue
+from collections import deque
+from queue import Empty
 from typing import Any
 
 __all__ = ["WorkQueue"]
@@ -22,7 +23,7 @@ class WorkQueue:
         self._finished = threading.Condition(self._lock)
         self._heap: list[tuple[int, int, Any]] = []
         self._order = itertools.count()
-        self._tokens: SimpleQueue[None] = SimpleQueue()
+        self._waiting: deque[threading.Lock] = deque()
         self.unfinished_tasks = 0
 
     def __len__(self) -> int:
@@ -35,16 +36,27 @@ class WorkQueue:
         with self._lock:
             heapq.heappush(self._heap, (item.priority, next(self._order), item))
             self.unfinished_tasks += 1
-        self._tokens.put(None)
+            if self._waiting:
+                self._waiting.popleft().release()
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
         """The first item, waiting up to `timeout` seconds.
 
         Raises:
-            Empty: none came, or the pump took it back.
+            Empty: none came, or another thread was quicker, or the pump took it back.
         """
-        self._tokens.get(block, timeout)
         with self._lock:
+            if self._heap:
+                return heapq.heappop(self._heap)[2]
+            if not block:
+                raise Empty
+            called = threading.Lock()
+            called.acquire()
+            self._waiting.append(called)
+        called.acquire(timeout=-1 if timeout is None else timeout)
+        with self._lock:
+            if called in self._waiting:
+                self._waiting.remove(called)
             if not self._heap:
                 raise Empty
             return heapq.heappop(self._heap)[2]
