@@ -45,6 +45,7 @@ from lattice_tasks.store.submits import NewInvocation
 from lattice_tasks.store.turns import Claimed
 from lattice_tasks.store.workers import WorkerRow, register
 from lattice_tasks.tasks.current import current
+from lattice_tasks.tasks.invocation import Flag
 from lattice_tasks.tasks.job import Jobs
 from lattice_tasks.tasks.settle import Kind, Outcome
 from lattice_tasks.tasks.submit import Submitter
@@ -290,6 +291,8 @@ class LatticeBroker(dramatiq.Broker):
         claimed = message.claimed
         message.thread_id = threading.get_ident()
         message.started_ns = clock.monotonic_ns()
+        if message.cancel_reason is not None:  # while it lay here; one that comes later finds the thread
+            raise Cancelled
         current.enter(claimed.id, message.queue_name, claimed.actor, claimed.attempt + 1, claimed.submitted_at)
 
     def _boot(self, worker: dramatiq.Worker) -> None:
@@ -345,14 +348,16 @@ class LatticeBroker(dramatiq.Broker):
         return worker_id
 
     def _screen(self, claimed: Claimed, now_us: int) -> Outcome | None:
-        """The outcome of what must not run: expired, too large, or spent by lost workers."""
+        """The outcome of what must not run: cancelled, expired, too large, or spent by lost workers."""
+        if claimed.flags & Flag.CANCEL:
+            return Outcome(Kind.CANCEL)
         if claimed.deadline_at is not None and claimed.deadline_at <= now_us:
             return Outcome(Kind.EXPIRE, error="its deadline passed before it could start")
         limit = self._parts.settings.max_payload_bytes
         if len(claimed.body) > limit:
             error = f"the stored message has {len(claimed.body)} bytes, the limit is {limit}"
             return Outcome(Kind.PARK, reason="oversized", error=error, is_charged=False)
-        if claimed.attempt and claimed.flags & 1:
+        if claimed.attempt and claimed.flags & Flag.SUSPECT:
             return self._dead_letters.spent_by_losses(self.actors.get(claimed.actor), claimed)
         return None
 

@@ -131,6 +131,8 @@ class DeadLetters(Middleware):
             return self._unknown_actor(message)
         if message.cancel_reason is not None:
             return Outcome(Kind.CANCEL, error=message.cancel_reason)
+        if isinstance(exception, Cancelled):  # meant for the one that this thread ran before
+            return Outcome(Kind.RELEASE, reason="interrupted instead of another one")
         if isinstance(exception, Shutdown):
             return Outcome(Kind.RELEASE, reason="interrupted by the shutdown of the worker")
         if isinstance(exception, Park):

@@ -13,6 +13,7 @@ __all__ = [
     "Held",
     "Taken",
     "cancel_leased",
+    "cancel_reason",
     "count_down",
     "facts_of",
     "held_ones",
@@ -129,6 +130,7 @@ _COUNT_DOWN = Statement("update lattice_counter set value = value - 1 where key 
 _COUNTED = Statement("delete from lattice_counter where key = %s and value <= 0")
 _DROP_READY = Statement("delete from lattice_ready where queue_id = %s and seq = %s returning flags")
 _DROP_SCHEDULED = Statement("delete from lattice_scheduled where seq = %s returning flags")
+_REASON = Statement("select coalesce(error, 'cancelled') from lattice_invocation where seq = %s")
 _WHY = Statement("update lattice_invocation set error = %s where seq = %s")
 _FLAG_LEASE = Statement(
     """update lattice_lease set flags = flags | 4
@@ -250,3 +252,9 @@ def cancel_leased(session: Session, seq: int, reason: str) -> bool:
         return False
     session.execute(_WHY, (reason, seq))
     return True
+
+
+def cancel_reason(session: Session, seq: int) -> str:
+    """What was said when a running one was asked to be cancelled."""
+    rows = session.fetch(_REASON, (seq,))
+    return rows[0][0] if rows else "cancelled"

@@ -74,7 +74,8 @@ def rescue(engine_session: Session, worker_id: int, seen_beat: int | None) -> Re
                 ended_replays.append(orphan)
             elif orphan.flags & Flag.CANCEL:
                 code = step(State.RUNNING, "cancel").code
-                moves.rest(session, orphan.seq, code, orphan.attempt, "cancelled while running", None, None, None)
+                why = moves.cancel_reason(session, orphan.seq)
+                moves.rest(session, orphan.seq, code, orphan.attempt, why, None, None, None)
             else:
                 kept = (orphan.flags | Flag.SUSPECT) & ~Flag.STARTED
                 rows.place_orphan(session, orphan, orphan.attempt + charged, kept)

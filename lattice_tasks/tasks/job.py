@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from lattice_tasks import clock
+from lattice_tasks.dead_letters.entry import MAX_ERROR_BYTES, cleaned
 from lattice_tasks.errors import (
     InvalidInput,
     NotFinished,
@@ -135,6 +136,7 @@ class Jobs:
         Raises:
             TaskNotFound: no such id in the namespace.
         """
+        reason = cleaned(str(reason), MAX_ERROR_BYTES) or "cancelled"
         while True:
             row = self._row(task_id)
             state = State.of(row.state, row.place)

@@ -6,7 +6,7 @@ attached takes the fast lane (`store/turns.py`); everything else comes through h
 
 import enum
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lattice_tasks import clock
@@ -112,7 +112,8 @@ def settle(
     with engine_session.transaction() as session:
         batch = _Batch(session, worker, version, shelf_of)
         taken = moves.take_leases(session, worker_id, [(one.seq, one.batch) for one in ended])
-        mine = sorted((one for one in ended if one.seq in taken), key=lambda one: one.seq)
+        held = sorted((one for one in ended if one.seq in taken), key=lambda one: one.seq)
+        mine = [_as_cancelled(batch, one, taken[one.seq]) for one in held]
         special = [one for one in mine if _concerns_shelf(one, taken[one.seq])]
         facts = moves.facts_of(session, [one.seq for one in special]) if special else {}
         for one in mine:
@@ -127,6 +128,13 @@ def settle(
             _park(batch, queue_id, first, taken, facts)
         _attach(batch, [one for one in mine if one.outcome.kind is not Kind.RELEASE])
     return Settled([one.seq for one in ended if one.seq not in taken], batch.events, batch.woken)
+
+
+def _as_cancelled(batch: _Batch, one: Ended, lease: Taken) -> Ended:
+    """Somebody asked to cancel it while it ran: then it is not tried again, whatever it ended with short of success."""
+    if not lease.flags & Flag.CANCEL or one.outcome.kind in (Kind.SUCCEED, Kind.EXPIRE):
+        return one
+    return replace(one, outcome=Outcome(Kind.CANCEL, error=moves.cancel_reason(batch.session, one.seq)))
 
 
 def _concerns_shelf(one: Ended, lease: Taken) -> bool:
