@@ -158,7 +158,8 @@ class Session:
         except DRIVER_ERRORS as error:
             raise translated(error) from error
         finally:
-            self._cursor.execute(f"pragma busy_timeout = {patience_ms}")
+            # It answers with a row; one left unread keeps the statement active, and no function can be defined beside it.
+            self._cursor.execute(f"pragma busy_timeout = {patience_ms}").fetchall()
 
     def _has_begun(self, give_up_at: float) -> bool:
         try:
