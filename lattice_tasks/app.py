@@ -20,6 +20,7 @@ from lattice_tasks.queues.record import Queues
 from lattice_tasks.settings import load
 from lattice_tasks.store import schema
 from lattice_tasks.store.engine import Engine
+from lattice_tasks.store.own import require_own
 from lattice_tasks.store.queues import open_namespace
 from lattice_tasks.tasks.job import Job, Jobs
 from lattice_tasks.tasks.replay import Replays
@@ -224,11 +225,13 @@ class Lattice:
         are woken after the commit.
 
         Raises:
-            InvalidOperation: another kind of connection, not READ COMMITTED, or a transaction is open there already.
+            InvalidOperation: another kind of connection, one to another database than the store, not READ COMMITTED, or
+                a transaction is open there already.
         """
         self.engine.require_idle(connection)
         self._namespace_id()
-        with self._submitter.deferring(), self.engine.beginning(connection):
+        with self._submitter.deferring(), self.engine.beginning(connection) as joined:
+            require_own(self.engine, joined, self.settings.namespace, self._open)
             yield
 
     @contextmanager
@@ -237,9 +240,11 @@ class Lattice:
         them by their next poll.
 
         Raises:
-            InvalidOperation: another kind of connection, not READ COMMITTED, or no transaction is open there.
+            InvalidOperation: another kind of connection, one to another database than the store, not READ COMMITTED, or
+                no transaction is open there.
         """
-        with self._submitter.silent(), self.engine.joining(connection):
+        with self._submitter.silent(), self.engine.joining(connection) as joined:
+            require_own(self.engine, joined, self.settings.namespace, self._open)
             yield
 
     def use(self, plugin: Plugin) -> None:

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from pathlib import Path
 from typing import Any
 
 import peewee
@@ -14,6 +15,7 @@ from psycopg.rows import dict_row
 from lattice_tasks import Lattice
 from lattice_tasks.errors import InvalidOperation, StoreError
 from lattice_tasks.store.engine import Statement
+from tests.services import fresh_database
 from tests.working import heard, opened, rows, states, stored, until, working
 
 try:
@@ -288,6 +290,47 @@ def test_a_connection_of_the_other_engine_or_a_closed_one_cannot_be_joined(postg
         for other in (connection, closed):
             with pytest.raises(InvalidOperation, match="cannot join"), lattice.transaction(other):
                 pass
+
+
+@pytest.mark.parametrize("has_tables", [False, True])
+def test_a_connection_to_another_database_cannot_be_joined(
+    postgres_server: str, postgres_url: str, has_tables: bool
+) -> None:
+    """An accepted task is not lost: there no worker of this store would look."""
+    with fresh_database(postgres_server) as elsewhere, opened(postgres_url) as lattice:
+        if has_tables:
+            with opened(elsewhere) as other:
+                other.submit("q", "theirs")
+        with psycopg.connect(elsewhere) as connection:
+            with pytest.raises(InvalidOperation, match="another database"), lattice.transaction(connection):
+                lattice.submit("q", "idle")
+            connection.execute("select 1")
+            with pytest.raises(InvalidOperation, match="another database"), lattice.joining(connection):
+                lattice.submit("q", "idle")
+
+
+@pytest.mark.parametrize("is_used", [False, True])
+def test_a_connection_to_another_file_cannot_be_joined(tmp_path: Path, sqlite_url: str, is_used: bool) -> None:
+    with opened(sqlite_url) as lattice:
+        if is_used:
+            lattice.submit("q", "idle")
+        for place in (str(tmp_path / "other.db"), ":memory:"):
+            with closing(sqlite.connect(place)) as connection:
+                connection.execute("begin")
+                with pytest.raises(InvalidOperation, match="another database"), lattice.joining(connection):
+                    lattice.submit("q", "idle")
+                tables = connection.execute("select count(*) from sqlite_master").fetchone()[0]
+                assert tables == 0
+
+
+def test_a_file_is_the_same_by_another_name(tmp_path: Path, sqlite_url: str) -> None:
+    with opened(sqlite_url) as lattice:
+        lattice.migrate()
+        (tmp_path / "link.db").symlink_to(tmp_path / "lattice.db")
+        with closing(sqlite.connect(str(tmp_path / "link.db"))) as connection:
+            with lattice.transaction(connection):
+                lattice.submit("q", "idle")
+        assert stored(lattice) == 1
 
 
 def test_a_transaction_that_cannot_commit_stores_nothing_and_wakes_nobody(postgres_url: str) -> None:

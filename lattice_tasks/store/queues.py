@@ -2,7 +2,16 @@
 
 from lattice_tasks.store.engine import Session, Statement
 
-__all__ = ["add_queue", "depths", "find_queue", "list_queues", "open_namespace", "queue_of", "set_queue_state"]
+__all__ = [
+    "add_queue",
+    "depths",
+    "find_namespace",
+    "find_queue",
+    "list_queues",
+    "open_namespace",
+    "queue_of",
+    "set_queue_state",
+]
 
 _ADD_NAMESPACE = Statement(
     "insert into lattice_namespace (name, wake_id, created_at) values (%s, %s, {now}) on conflict do nothing"
@@ -37,11 +46,17 @@ _DEPTHS = Statement(
 
 def open_namespace(session: Session, name: str, wake_id: str) -> tuple[int, str]:
     """Id and wake id of the namespace, which is made if it is missing; `wake_id` is used only then."""
-    rows = session.fetch(_FIND_NAMESPACE, (name,))
-    if not rows:
+    found = find_namespace(session, name)
+    if found is None:
         session.execute(_ADD_NAMESPACE, (name, wake_id))
-        rows = session.fetch(_FIND_NAMESPACE, (name,))
-    return rows[0][0], rows[0][1]
+        (found,) = session.fetch(_FIND_NAMESPACE, (name,))
+    return found[0], found[1]
+
+
+def find_namespace(session: Session, name: str) -> tuple[int, str] | None:
+    """Id and wake id of the namespace, if it is there."""
+    rows = session.fetch(_FIND_NAMESPACE, (name,))
+    return (rows[0][0], rows[0][1]) if rows else None
 
 
 def add_queue(
