@@ -34,7 +34,7 @@ def load_app(app: str) -> tuple[ModuleType, object | None]:
         sys.path.insert(0, str(folder))
     try:
         module = importlib.import_module(name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script that calls sys.exit, say
         raise AppImportFailed(f"app {app!r} cannot be imported from {folder}: {_told(error)}") from error
     if not attribute:
         return module, None

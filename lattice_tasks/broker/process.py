@@ -16,7 +16,7 @@ from dramatiq.errors import BrokerConnectionError
 
 from lattice_tasks.broker.broker import LatticeBroker
 from lattice_tasks.broker.loading import load_app
-from lattice_tasks.errors import AppImportFailed, StoreUnavailable
+from lattice_tasks.errors import AppImportFailed, StoreError, StoreUnavailable
 
 __all__ = ["broker_of", "run"]
 
@@ -67,7 +67,7 @@ def run(
 
     Raises:
         AppImportFailed: the app cannot be imported.
-        StoreUnavailable: the store could not be reached at the start.
+        StoreError: the store could not be reached at the start, or cannot be used.
     """
     stopping = threading.Event()
 
@@ -86,6 +86,8 @@ def run(
     try:
         worker.start()
     except BrokerConnectionError as error:
+        if isinstance(error.__cause__, StoreError):  # which knows whether trying again helps
+            raise error.__cause__ from None
         raise StoreUnavailable(str(error)) from error
     broker.bury(buries)
     on_ready()

@@ -200,6 +200,7 @@ def test_only_the_queues_that_were_named_are_served(lattice: Lattice, start: Cal
         ("tasks:nothing", "no attribute 'nothing'"),
         ("broken.py", "ZeroDivisionError: division by zero"),
         ("empty.py", "has no Lattice"),
+        ("script.py", "SystemExit: 4"),
     ],
 )
 def test_an_app_that_cannot_be_imported_is_one_line_and_78(
@@ -207,6 +208,7 @@ def test_an_app_that_cannot_be_imported_is_one_line_and_78(
 ) -> None:
     (tmp_path / "broken.py").write_text("import tasks\n1 / 0\n")
     (tmp_path / "empty.py").write_text("")
+    (tmp_path / "script.py").write_text("raise SystemExit(4)")
 
     program = start("-q", "worker", app, "--processes", "3")
 
@@ -219,6 +221,18 @@ def test_a_store_that_refuses_at_the_start_is_one_line_and_69(lattice: Lattice, 
     program = start("-q", "worker", "tasks", "--processes", "3", url="postgresql://nobody@127.0.0.1:1/none")
 
     assert program.process.wait(PATIENCE_S) == 69
+    assert len(program.err.splitlines()) == 1, program.err
+
+
+def test_a_store_that_cannot_be_used_is_one_line_and_78(
+    lattice: Lattice, start: Callable[..., Program], tmp_path: Path
+) -> None:
+    (tmp_path / "letter.txt").write_text("Dear database, " * 50)
+
+    program = start("-q", "worker", "tasks", "--processes", "3", url=f"sqlite:///{tmp_path / 'letter.txt'}")
+
+    assert program.process.wait(PATIENCE_S) == 78
+    assert "not a database" in program.err
     assert len(program.err.splitlines()) == 1, program.err
 
 
