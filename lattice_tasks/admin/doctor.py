@@ -1,5 +1,6 @@
 """`lattice-tasks doctor` and `health`: is everything there that work needs, and what would mend what is not."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import asdict, fields
 
@@ -15,12 +16,14 @@ from lattice_tasks.broker.probe import probe
 from lattice_tasks.errors import BrokerUnavailable, SchemaMismatch, SettingsError, StoreError
 from lattice_tasks.masking import masked
 from lattice_tasks.settings import Settings
+from lattice_tasks.store.engine import SQLITE
 from lattice_tasks.store.schema import status
 
 __all__ = ["doctor", "health"]
 
 _MENDS = {
     "store_unreachable": "is the server up, and are LATTICE_STORE_URL and the network right?",
+    "store_read_only": "let this user write the file and its folder, or run as the user that may",
     "store_unusable": "name another file or database in LATTICE_STORE_URL, or restore it",
     "schema": "lattice-tasks db migrate, or upgrade lattice-tasks on this host",
 }
@@ -40,7 +43,7 @@ def doctor(desk: Desk) -> None:
             for each in records
             for row in (each, {**mends, "finding": f"fix: {each['fix']}"})[: 1 + bool(each["fix"])]
         ]
-    desk.screen.many(records, names, ("severity", "code", "finding"), "findings")
+    desk.screen.many(records, names, ("severity", "code", "finding"), "findings", wraps=True)
     errors = [each for each in found if each.severity == ERROR]
     if any(each.code == "store_unreachable" for each in errors):
         desk.fail(69, "the store cannot be reached")
@@ -105,6 +108,10 @@ def _about_content(desk: Desk, settings: Settings) -> Iterator[Finding]:
         workers = insights.list_workers(session, namespace_id)
         actors = list(findings.about_actors(session, namespace_id, workers))
     yield from findings.about_store(store, settings)
+    if store.engine == SQLITE and not os.access(desk.lattice.engine.database.database, os.W_OK):
+        yield Finding(
+            "store_read_only", ERROR, "this user may not write the file: no submit, no work", _MENDS["store_read_only"]
+        )
     yield from findings.about_workers(workers, settings.lease_ms, our_version())
     yield from findings.about_queues(queues, clock.to_us(store.now), settings.shelf_capacity)
     yield from actors

@@ -16,7 +16,7 @@ from click.shell_completion import CompletionItem
 
 from lattice_tasks.admin.screen import FORMATS
 
-__all__ = ["Change", "JsonText", "Noun", "OneOf", "Verb", "When", "changing", "global_options"]
+__all__ = ["Change", "JsonText", "Noun", "OneOf", "Seconds", "Verb", "When", "changing", "global_options"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
@@ -136,6 +136,20 @@ class When(click.ParamType[timedelta | datetime]):
         if instant.tzinfo is None:
             self.fail(f"{value!r} has no time zone; add Z or an offset like +02:00", param, ctx)
         return instant
+
+
+class Seconds(When):
+    """A span, handed over as seconds."""
+
+    name = "span"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        span = super().convert(value, param, ctx)
+        if not isinstance(span, timedelta):
+            self.fail(f"{value!r} is an instant; a span is needed here, such as 90s or 1h30m", param, ctx)
+        return span.total_seconds()
 
 
 class OneOf(click.ParamType[str]):

@@ -10,7 +10,7 @@ from lattice_tasks import clock, insights
 from lattice_tasks.admin import letters
 from lattice_tasks.admin.desk import TIMED_OUT, Desk, pass_desk
 from lattice_tasks.admin.letters import Result
-from lattice_tasks.admin.options import Change, OneOf, Verb, changing
+from lattice_tasks.admin.options import Change, OneOf, Seconds, Verb, changing
 from lattice_tasks.admin.progress import progress
 from lattice_tasks.app import Lattice
 from lattice_tasks.broker.here import replay_here
@@ -31,7 +31,7 @@ _GOOD = ("replaying", "succeeded", "would_replay")
 @click.option("--all", "is_all", is_flag=True, help="Every letter that is on the shelf of --queue now.")
 @click.option("--only", type=OneOf(REASONS), metavar="TAG", help="With --all, only letters with this reason.")
 @click.option("--actor", metavar="NAME", help="With --all: only letters of this actor.")
-@click.option("--wait", "wait_s", type=click.FloatRange(min=0), metavar="S", help="Wait S seconds for the outcome.")
+@click.option("--wait", "wait_s", type=Seconds(), metavar="SPAN", help="Wait so long for the outcome: 30, 90s, 5m.")
 @click.option("--here", is_flag=True, help="Run it in this process instead of a worker; needs --app.")
 @click.option("--app", metavar="MODULE", help="With --here: the module that declares the tasks.")
 @click.option("--pdb", "is_debugged", is_flag=True, help="With --here: open the debugger where the task fails.")

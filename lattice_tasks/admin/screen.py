@@ -9,6 +9,7 @@ import io
 import json
 import os
 import shutil
+import textwrap
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ _COLOURS = {
     "held": "red", "parked": "red", "error": "red", "failed": "red", "warning": "yellow", "cancelled": "yellow",
     "expired": "yellow", "info": "blue",
 }  # fmt: skip
+#: What a table calls a field: `attempt` counts the failures that were charged, so a first success has 0.
+_LABELS = {"attempt": "failures"}
 _GAP = "  "
 _OURS = f"{os.sep}lattice_tasks{os.sep}"
 _LEAST_TEXT_CELLS = 20
@@ -68,13 +71,16 @@ class Screen:
     now: datetime | None = None
     _is_closed: bool = False
 
-    def many(self, records: Sequence[Record], fields: Sequence[str], columns: Sequence[str], noun: str) -> None:
+    def many(
+        self, records: Sequence[Record], fields: Sequence[str], columns: Sequence[str], noun: str, wraps: bool = False
+    ) -> None:
         """Show a list, which may be empty.
 
         Args:
             fields: of every record, in order.
             columns: those a table shows, in order; the last one may be cut to fit a terminal.
             noun: what they are, in the plural, for the line that says there are none.
+            wraps: the last column takes several lines where it would be cut.
         """
         if self.form == "json":
             self._write(_encoded(list(records), indent=2) + "\n")
@@ -83,7 +89,7 @@ class Screen:
         elif self.form == "csv":
             self._write(_as_csv(records, fields))
         elif records:
-            self._write(self._table(records, columns))
+            self._write(self._table(records, columns, wraps))
         if not records:
             self.note(f"0 {noun}")
 
@@ -150,21 +156,30 @@ class Screen:
             self.out.flush()
         except BrokenPipeError:
             # The reader has seen enough (`| head`). What is being done goes on; only the showing ends.
-            self._is_closed = True
-            quiet = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(quiet, self.out.fileno())
-            os.close(quiet)
+            self._stop_showing()
+        except OSError as error:  # a full disk
+            self._stop_showing()
+            raise click.ClickException(f"standard output cannot be written: {error.strerror}") from error
 
-    def _table(self, records: Sequence[Record], columns: Sequence[str]) -> str:
+    def _stop_showing(self) -> None:
+        """What is still in the stream's buffer goes nowhere, so that nothing trips over it at the exit."""
+        self._is_closed = True
+        quiet = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(quiet, self.out.fileno())
+        os.close(quiet)
+
+    def _table(self, records: Sequence[Record], columns: Sequence[str], wraps: bool) -> str:
         rows = [[self._cell(name, record[name]) for name in columns] for record in records]
-        heads = [name.upper().replace("_", " ").removeprefix("IS ").removesuffix(" AT") for name in columns]
+        heads = [_label(name).upper().removeprefix("IS ").removesuffix(" AT") for name in columns]
         widths = [max(cell_len(line[at]) for line in (heads, *rows)) for at in range(len(columns))]
         if self.out.isatty():
             widths[-1] = _room_for_last(widths)
         right = [{type(record[name]) for record in records} - {type(None)} == {int} for name in columns]
         lines = [self._line(heads, widths, right, "bold")]
         for row in rows:
-            lines.append(self._line(row, widths, right))
+            parts = textwrap.wrap(row[-1], widths[-1]) if wraps and cell_len(row[-1]) > widths[-1] else row[-1:]
+            lines.append(self._line([*row[:-1], parts[0]], widths, right))
+            lines += [self._line([*[""] * (len(row) - 1), part], widths, right) for part in parts[1:]]
         return "".join(lines)
 
     def _line(self, cells: Sequence[str], widths: Sequence[int], right: Sequence[bool], style: str = "") -> str:
@@ -181,14 +196,14 @@ class Screen:
         names = [
             name for name in record if name not in blocks and record[name] is not None and record[name] is not False
         ]
-        width = max(map(len, names), default=0)
+        width = max((len(_label(name)) for name in names), default=0)
         lines = []
         for name in names:
             value = record[name]
             exact = f"{value.isoformat(timespec='milliseconds')}" if isinstance(value, datetime) else ""
             shown = self._cell(name, value)
             text = f"{exact}  ({shown})" if exact and self.now else exact or shown
-            lines.append(f"{self._painted(name.replace('_', ' ').ljust(width), 'bold')}{_GAP}{self._painted(text)}\n")
+            lines.append(f"{self._painted(_label(name).ljust(width), 'bold')}{_GAP}{self._painted(text)}\n")
         for name in blocks:
             if record.get(name):
                 text = visible(str(record[name]).rstrip("\n"), keep="\n\t").replace("\n", "\n    ")
@@ -216,6 +231,10 @@ class Screen:
             return click.style(text, bold=True)
         colour = _COLOURS.get(text)
         return click.style(text, fg=colour) if colour else text
+
+
+def _label(name: str) -> str:
+    return _LABELS.get(name, name.replace("_", " "))
 
 
 def _cut(text: str, width: int) -> str:

@@ -9,7 +9,7 @@ import click
 
 from lattice_tasks import insights
 from lattice_tasks.admin.desk import CONFLICT, TIMED_OUT, Desk, pass_desk
-from lattice_tasks.admin.options import Change, JsonText, Noun, OneOf, When, changing
+from lattice_tasks.admin.options import Change, JsonText, Noun, OneOf, Seconds, When, changing
 from lattice_tasks.errors import ActorUnknown, NotFinished, ReservedName
 from lattice_tasks.insights import TaskPicture
 from lattice_tasks.tasks.invocation import State
@@ -75,7 +75,8 @@ def submit(
     if not any(queue in worker.queues for worker in workers):
         desk.screen.note(f"note: no worker serves queue {queue} at the moment")
     if not job.created:
-        desk.screen.note(f"note: key {key!r} was there already; this is its task")
+        differs = "; it was submitted with other arguments" if job.args_mismatch else ""
+        desk.screen.note(f"note: key {key!r} was there already; this is its task{differs}")
     desk.screen.value({"id": job.id, "queue": queue, "actor": actor, "created": job.created}, job.id)
 
 
@@ -107,7 +108,10 @@ def show(desk: Desk, task_id: str) -> None:
 @changing
 @pass_desk
 def cancel(desk: Desk, ids: tuple[str, ...], change: Change) -> None:
-    """Cancel tasks: one that has not started never will; a running one is interrupted."""
+    """Cancel tasks: one that has not started never will; a running one is interrupted.
+
+    The interrupt reaches a running task at its next step of Python; a call that blocks, such as a sleep, ends first.
+    """
     found = [_detail(desk, task_id) for task_id in dict.fromkeys(ids)]
     desk.confirm(change, f"Cancel {len(found)} task{'s' if len(found) > 1 else ''}?")
     records = []
@@ -128,9 +132,7 @@ def cancel(desk: Desk, ids: tuple[str, ...], change: Change) -> None:
 
 @tasks.command()
 @click.argument("task_id", metavar="ID")
-@click.option(
-    "--timeout", "timeout_s", type=click.FloatRange(min=0), metavar="S", help="Give up after S seconds; exit 75."
-)
+@click.option("--timeout", "timeout_s", type=Seconds(), metavar="SPAN", help="Give up after 30, 90s, 5m; exit 75.")
 @pass_desk
 def wait(desk: Desk, task_id: str, timeout_s: float | None) -> None:
     """Wait until a task has ended, and show how. Exit 0: it succeeded."""

@@ -64,6 +64,7 @@ def test_a_list_can_be_narrowed(cli: CommandLine, app: App) -> None:
         (("replay", "1", "--queue", "sums", "--here"), 2),
         (("replay", "1", "--queue", "sums", "--pdb"), 2),
         (("replay", "1", "--queue", "sums", "--wait", "-1"), 2),
+        (("replay", "1", "--queue", "sums", "--wait", "2030-01-31T12:00Z"), 2),
         (("replay", "99999999999999999999999", "--queue", "sums"), 3),
     ],
 )

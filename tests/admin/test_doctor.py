@@ -1,5 +1,6 @@
 """`lattice-tasks doctor`, `health` and `db`, on both engines."""
 
+import os
 from datetime import timedelta
 
 import pytest
@@ -120,6 +121,16 @@ def test_what_threatens_the_store_is_found(store: StoreHealth, code: str, severi
     assert found[code].severity == severity
     assert found[code].fix
     assert code not in {each.code for each in findings.about_store(health(), Settings())}
+
+
+def test_a_file_that_may_not_be_written_is_an_error(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    cli("queues", "add", "sums")
+    monkeypatch.setattr(os, "access", lambda *_: False)
+
+    ran = cli("doctor", "-o", "json")
+
+    is_file = cli.store_url.startswith("sqlite")
+    assert (ran.code, "store_read_only" in {row["code"] for row in ran.data}) == (int(is_file), is_file)
 
 
 def test_check_counts_what_is_kept_and_finds_what_was_lost(cli: CommandLine, app: App) -> None:

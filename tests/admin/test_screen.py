@@ -6,6 +6,7 @@ import os
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import click
 import pytest
 
 from lattice_tasks.admin.screen import Screen, since
@@ -64,6 +65,30 @@ def test_on_a_terminal_only_the_last_column_is_cut(monkeypatch: pytest.MonkeyPat
     assert max(map(len, on_terminal.splitlines())) == 60
     assert on_terminal.rstrip().endswith("…")
     assert long in off_terminal
+
+
+def test_a_last_column_that_wraps_is_told_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    where = screen("table", terminal=True, colour="never")
+
+    where.many(
+        [record(error="word " * 30), record(error="short")], ("id",), ("id", "state", "error"), "things", wraps=True
+    )
+
+    lines = where.out.getvalue().splitlines()
+    assert max(map(len, lines)) <= 60
+    assert where.out.getvalue().count("word") == 30
+    assert lines[-1].split() == ["7", "dead-end", "short"]
+
+
+def test_a_count_of_failures_is_called_that() -> None:
+    where, sheet = screen(), screen()
+
+    where.many([{"attempt": 0}], ("attempt",), ("attempt",), "things")
+    sheet.one({"attempt": 0})
+
+    assert where.out.getvalue().splitlines() == ["FAILURES", "       0"]
+    assert sheet.out.getvalue() == "failures  0\n"
 
 
 def test_colour_is_for_terminals_unless_it_is_asked_for() -> None:
@@ -127,6 +152,16 @@ def test_a_sheet_shows_exact_instants_and_text_of_several_lines() -> None:
         "    first",
         "    \\x1b[31msecond",
     ]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
+def test_a_full_disk_is_told_once() -> None:
+    with open("/dev/full", "w") as out:
+        where = Screen(out, io.StringIO())
+
+        with pytest.raises(click.ClickException, match="No space left"):
+            where.value({"count": 1}, "1")
+        where.flush()
 
 
 def test_a_reader_that_has_gone_ends_the_showing_only() -> None:

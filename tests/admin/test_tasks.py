@@ -31,9 +31,21 @@ def test_a_key_gives_the_first_tasks_id(cli: CommandLine) -> None:
     assert "was there already" in second.err
 
 
-@pytest.mark.parametrize("delay", ["90s", "1m30s", "90", (datetime.now(UTC) + timedelta(seconds=90)).isoformat()])
+def test_a_key_with_other_arguments_is_told(cli: CommandLine) -> None:
+    """C08: the answer says that what was stored differs."""
+    first, same, other = (
+        cli("tasks", "submit", "q", "a", "--key", "K", "--args", args) for args in ("[1]", "[1]", "[2]")
+    )
+
+    assert first.out == same.out == other.out
+    assert [ran.err.count("with other arguments") for ran in (first, same, other)] == [0, 0, 1]
+
+
+@pytest.mark.parametrize("delay", ["90s", "1m30s", "90", "instant"])
 def test_a_delay_is_a_span_or_an_instant(cli: CommandLine, delay: str) -> None:
     """C57: the same instant, however it is said."""
+    if delay == "instant":
+        delay = (datetime.now(UTC) + timedelta(seconds=90)).isoformat()
     task_id = cli("tasks", "submit", "q", "a", "--delay", delay, "--priority", "3", "--deadline", "1d").out.strip()
 
     shown = cli.json("tasks", "show", task_id)
@@ -142,7 +154,7 @@ def test_wait_tells_how_it_ended(cli: CommandLine, app: App) -> None:
     app.work_off(good, bad)
 
     succeeded, failed = cli("tasks", "wait", good, "-o", "json"), cli("tasks", "wait", bad)
-    open_ = cli("tasks", "wait", open_id, "--timeout", "0.05")
+    open_ = cli("tasks", "wait", open_id, "--timeout", "50ms")
 
     assert (succeeded.code, succeeded.data["result"]) == (0, 3)
     assert (failed.code, "parked" in failed.err) == (1, True)
