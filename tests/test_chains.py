@@ -218,6 +218,7 @@ def test_what_hooks_enqueue_while_the_store_is_away_is_kept_with_the_outcome(
 ) -> None:
     """No middleware trap: the store is down at the moment a task ends."""
     gate, sums = Gate(), Sums(lattice)
+    lattice.queues.ensure("second")  # as any process does that has used it
 
     @lattice.task(queue="first", max_retries=0, on_failure="note")
     def fail_later() -> None:

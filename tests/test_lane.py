@@ -47,8 +47,17 @@ def test_free_threads_are_shared_evenly_and_all_of_them(free: int, count: int, t
     wants = share(lanes, free, {}, turn)
 
     limits = [want.limit for want in wants]
-    assert sum(limits) == free
-    assert not limits or max(limits) - min(limits) <= 1 or free < count
+    assert sum(limits) == max(free, 1)
+    assert max(limits) - min(limits) <= 1
+    assert len(limits) == min(max(free, 1), count)
+
+
+def test_what_one_lane_looks_ahead_keeps_no_other_from_the_threads() -> None:
+    lanes, aheads = [lane(queue_id) for queue_id in range(3)], {0: 40}
+
+    first_of = {turn: share(lanes, 0, aheads, turn)[0] for turn in range(3)}
+
+    assert [(want.queue_id, want.limit) for want in first_of.values()] == [(0, 40), (1, 1), (2, 1)]
 
 
 def test_another_queue_begins_each_turn_so_none_starves() -> None:
@@ -60,12 +69,22 @@ def test_another_queue_begins_each_turn_so_none_starves() -> None:
 def test_a_full_claim_moves_the_floor_and_a_short_one_looks_from_the_start() -> None:
     one = lane()
 
-    assert one.note(Want(1, 2, 0), [5, 7], now=100.0, cost_s=0.0)
+    assert one.note(one.want(2), [5, 7], now=100.0, cost_s=0.0)
     assert (one.floor, one.has_more) == (7, True)
-    assert not one.note(Want(1, 2, 7), [9], now=100.0, cost_s=0.0)
+    assert not one.note(one.want(2), [9], now=100.0, cost_s=0.0)
     assert (one.floor, one.has_more) == (0, True)  # there may be some below
-    assert not one.note(Want(1, 2, 0), [], now=100.0, cost_s=0.0)
+    assert not one.note(one.want(2), [], now=100.0, cost_s=0.0)
     assert (one.floor, one.has_more) == (0, False)
+
+
+def test_a_wake_up_during_a_claim_is_about_the_next_one() -> None:
+    one = lane()
+    asked = one.want(2)
+
+    one.wake()
+    one.note(asked, [], now=100.0, cost_s=0.0)
+
+    assert one.has_more
 
 
 def test_the_floor_is_dropped_now_and_then_and_with_every_wake_up() -> None:

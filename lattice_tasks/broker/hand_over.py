@@ -71,12 +71,12 @@ class HandOver:
             return free
         return 0 if self.unstarted > ahead // 2 else max(0, free + ahead)
 
-    def wants(self, free: int, is_poll: bool) -> list[Want]:
-        """Claims for the queues that may have work; on a poll, for all of them when none is known to have any."""
+    def wants(self, free: int, poll_s: float) -> list[Want]:
+        """Claims for the queues that may have work, and for those that nobody has asked for so long."""
         if self.room(free) <= 0:
             return []
-        lanes = list(self.lanes.values())
-        hopeful = [lane for lane in lanes if lane.has_more] or (lanes if is_poll else [])
+        since = clock.monotonic() - poll_s
+        hopeful = [lane for lane in self.lanes.values() if lane.has_more or lane.looked_at <= since]
         self._rotation += 1
         return share(hopeful, max(0, free), self._aheads(), self._rotation)
 

@@ -61,6 +61,11 @@ class Lane:
         self.has_more = True
         self.floor = 0
 
+    def want(self, limit: int) -> Want:
+        """A claim; what wakes this lane from now on is about work that the claim may not see."""
+        self.has_more = False
+        return Want(self.queue_id, limit, self.floor)
+
     def note(self, want: Want, seqs: Sequence[int], now: float, cost_s: float) -> bool:
         """Remember what a claim brought; whether it was full.
 
@@ -69,7 +74,7 @@ class Lane:
         is_full = len(seqs) >= want.limit
         if want.floor == 0:
             self.looked_at = now
-        self.has_more = is_full or want.floor > 0
+        self.has_more = self.has_more or is_full or want.floor > 0
         is_due = now - self.looked_at >= max(_FULL_LOOK_S, 20 * cost_s)
         self.floor = max(seqs) if is_full and not is_due else 0
         return is_full
@@ -85,12 +90,15 @@ class Lane:
 
 
 def share(lanes: Sequence[Lane], free: int, aheads: dict[int, int], turn: int) -> list[Want]:
-    """Claims that fill `free` threads round robin, beginning with another lane each turn, and each lane's look-ahead."""
+    """Claims that fill `free` threads round robin, beginning with another lane each turn, and each lane's look-ahead.
+
+    The lane that begins may always claim one: else what another lane looks ahead would keep it from every thread.
+    """
     first = turn % len(lanes) if lanes else 0
     wants = []
     for position, lane in enumerate([*lanes[first:], *lanes[:first]]):
         threads = free // len(lanes) + (1 if position < free % len(lanes) else 0)
-        limit = threads + aheads.get(lane.queue_id, 0)
+        limit = max(threads + aheads.get(lane.queue_id, 0), 0 if position else 1)
         if limit > 0:
-            wants.append(Want(lane.queue_id, limit, lane.floor))
+            wants.append(lane.want(limit))
     return wants

@@ -6,6 +6,7 @@ claimed at once; loaded, hundreds share a commit.
 
 import threading
 from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from time import sleep
 from typing import Any
 
@@ -268,7 +269,7 @@ class Pump:
             self._take_new_incarnation(session)
         self._give_back()
         plain, special = self._buffer.sort()
-        wants = self._wants() if self._is_claiming else []
+        wants = self._hand_over.wants(self._free(), self._poll_s()) if self._is_claiming else []
         if special:
             woken = self._buffer.settle(session, self.worker_id, special)
             self._forget(special)
@@ -285,10 +286,6 @@ class Pump:
         if self._down_since is not None:
             outage_s, self._down_since = clock.monotonic() - self._down_since, None
             self._telemetry.emit("store.recovered", outage_s=round(outage_s, 3))
-
-    def _wants(self) -> list[Want]:
-        is_poll = self._is_woken or clock.monotonic() - self._polled_at >= self._poll_s()
-        return self._hand_over.wants(self._free(), is_poll)
 
     def _turn(self, session: Session, plain: list[LatticeMessage], wants: list[Want]) -> None:
         self._turns += 1
@@ -380,9 +377,13 @@ class Pump:
         self._forget([*unstarted, *ended])
         self.worker_id = self._register(session)
         self._is_dead = False
+        self._hand_over.wake()
+        self._is_woken = True
 
     def _suffer(self, error: Exception) -> None:
         self._buffer.is_uncertain = True
+        self._hand_over.wake()  # what was asked for last time was not answered
+        self._is_woken = True
         if not isinstance(error, StoreError):
             self._telemetry.emit("worker.failing", worker=self.worker_id, error=f"{type(error).__name__}: {error}")
         if self._down_since is None:
@@ -393,8 +394,6 @@ class Pump:
         if self._session is not None:
             self._session.close()
         self._session = None
-        try:
+        with suppress(StoreError):
             self._session = self._engine.open_session()
             self._audited_at = 0.0
-        except StoreError:
-            return
