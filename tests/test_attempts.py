@@ -372,3 +372,15 @@ def test_whatever_a_task_raises_it_is_parked_readable(lattice: Lattice, error: A
     assert "in fail" in letter.traceback
     assert len(letter.error.encode()) <= 4_096
     assert len(letter.traceback.encode()) <= 32_768
+
+
+@pytest.mark.parametrize(("error", "told"), [(ValueError(), "ValueError"), (ValueError("no"), "ValueError: no")])
+def test_an_error_without_a_text_is_only_named(lattice: Lattice, error: Exception, told: str) -> None:
+    @lattice.task(max_retries=0)
+    def fail() -> None:
+        raise error
+
+    with working(lattice):
+        picture = until_state(fail.submit(), "parked")
+
+    assert picture.error == told

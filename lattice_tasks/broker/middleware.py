@@ -175,7 +175,8 @@ class DeadLetters(Middleware):
         limit = _options_of(claimed).get("max_retries", limit)
         if not isinstance(limit, int) or claimed.attempt <= limit:
             return None
-        error = f"its worker process died while running it; {claimed.attempt} attempts were charged"
+        charged = f"{claimed.attempt} attempts were" if claimed.attempt != 1 else "1 attempt was"
+        error = f"its worker process died while running it; {charged} charged"
         return Outcome(Kind.PARK, reason="worker_lost", error=error, is_charged=False)
 
     def _unknown_actor(self, message: LatticeMessage) -> Outcome:
@@ -242,7 +243,8 @@ def _texts(exception: BaseException | None) -> tuple[str, str | None]:
     except Exception as second:  # noqa: BLE001 - somebody else's __str__
         text = f"(its text cannot be read: {type(second).__name__})"
     lines = traceback.format_exception(exception, limit=30) if exception.__traceback__ else []
-    return cleaned(f"{type(exception).__name__}: {text}", _TEXT_LIMIT), cleaned("".join(lines), _TRACE_LIMIT)
+    told = f"{type(exception).__name__}: {text}" if text else type(exception).__name__
+    return cleaned(told, _TEXT_LIMIT), cleaned("".join(lines), _TRACE_LIMIT)
 
 
 def _fits(fn: Callable[..., Any], message: LatticeMessage) -> bool:

@@ -90,7 +90,9 @@ def _check(value: Any, path: str, depth_left: int) -> None:
         return
     if isinstance(value, (list, tuple, dict)):
         if depth_left == 0:
-            raise TooDeep(f"argument {path[:80]} is nested deeper than the limit; flatten it or pass a reference")
+            raise TooDeep(
+                f"argument {path[:40]}… is nested deeper than the limit (setting max_depth); flatten it or pass a reference"
+            )
         if isinstance(value, dict):
             for key, inner in value.items():
                 if not isinstance(key, str):
