@@ -13,6 +13,7 @@ from pathlib import Path
 from time import sleep
 from typing import Any
 from urllib.parse import unquote
+from weakref import WeakSet
 
 import peewee
 import psycopg
@@ -39,6 +40,7 @@ __all__ = ["POSTGRES", "SQLITE", "Engine", "Session", "Statement", "sqlite_versi
 sqlite_version: tuple[int, ...] = sqlite.sqlite_version_info
 
 _SWITCH_S = 5.0
+_FORK_S = 2.0
 _PROBE_AFTER_S = 1.0
 _ISOLATION = Statement("select current_setting('transaction_isolation')")
 
@@ -58,7 +60,38 @@ class _PostgresPool(PooledPostgresqlDatabase):
 
 
 class _SqlitePool(PooledSqliteDatabase):
-    """Waits its turn to switch a new file to WAL: that takes the whole file, and SQLite does not wait for it by itself."""
+    """Waits its turn to switch a new file to WAL: that takes the whole file, and SQLite does not wait for it by itself.
+
+    Has nothing open while the process forks. SQLite keeps the books of its file locks once per process; a child that
+    inherits them takes its parent's locks for its own, and what it commits was seen to be lost.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self._may_open = threading.Event()
+        self._may_open.set()
+        super().__init__(*args, **options)
+
+    def connect(self, reuse_if_open: bool = False) -> bool:
+        if not self._may_open.is_set() and self.is_closed():
+            self._may_open.wait(_FORK_S)
+        return super().connect(reuse_if_open)
+
+    def close_for_fork(self) -> None:
+        """Wait until the other threads have given back what they use, and close everything; nothing opens meanwhile."""
+        self._may_open.clear()
+        give_up_at = clock.monotonic() + _FORK_S
+        own = 0 if self.is_closed() else 1
+        self._pool_lock.acquire()
+        while len(self._in_use) > own and clock.monotonic() < give_up_at:
+            self._pool_lock.release()
+            sleep(0.001)
+            self._pool_lock.acquire()
+        self.close_idle()
+
+    def go_on_after_fork(self) -> None:
+        """In the parent: connections may be opened again."""
+        self._pool_lock.release()
+        self._may_open.set()
 
     def _connect(self) -> Any:
         give_up_at = clock.monotonic() + _SWITCH_S
@@ -79,8 +112,14 @@ class Engine:
         self.dialect = SQLITE if self.url.startswith("sqlite:") else POSTGRES
         self._settings = settings
         self._joined: ContextVar[Session | None] = ContextVar("lattice_joined", default=None)
-        self._fork_lock = threading.Lock()
+        self._is_inherited = False
+        self._apart: WeakSet[Session] = WeakSet()
         self._open_pool()
+        if self.dialect == SQLITE:
+            os.register_at_fork(
+                before=lambda: self.database.close_for_fork(),
+                after_in_parent=lambda: self.database.go_on_after_fork(),
+            )
         os.register_at_fork(after_in_child=self._forget_parent)
 
     def __repr__(self) -> str:
@@ -181,9 +220,12 @@ class Engine:
         try:
             if self.dialect == POSTGRES:
                 return Session(psycopg.connect(**self._postgres_params(), autocommit=True), POSTGRES)
+            self._require_own_books()
             database = self._sqlite_database()
             database.connect()
-            return Session(database.connection(), SQLITE)
+            session = Session(database.connection(), SQLITE)
+            self._apart.add(session)
+            return session
         except (*DRIVER_ERRORS, *POOL_ERRORS, peewee.DatabaseError) as error:
             raise translated(error) from error
 
@@ -200,7 +242,15 @@ class Engine:
             session = raw.lattice_session = Session(raw, POSTGRES)
         return session
 
+    def _require_own_books(self) -> None:
+        if self._is_inherited:
+            raise InvalidOperation(
+                "this process was forked from one that was at work on the SQLite file, and SQLite cannot share that; "
+                'start it with multiprocessing.get_context("spawn"), or use Postgres'
+            )
+
     def _connect(self) -> bool:
+        self._require_own_books()
         try:
             return self.database.connect(reuse_if_open=True)
         except (*DRIVER_ERRORS, *POOL_ERRORS, peewee.DatabaseError, ValueError) as error:
@@ -274,6 +324,8 @@ class Engine:
     def _forget_parent(self) -> None:
         """After a fork the child opens its own connections; the parent's stay the parent's."""
         self._kept_from_parent = self.database  # not closed, not collected: closing would end the parent's session
+        if self.dialect == SQLITE:
+            self._is_inherited = bool(self.database._in_use) or any(_is_open(session) for session in self._apart)
         self._open_pool()
 
 
@@ -288,6 +340,13 @@ def _raw_of(connection: Any, dialect: str) -> Any:
             f"database of the {dialect} store"
         )
     return raw
+
+
+def _is_open(session: Session) -> bool:
+    try:
+        return isinstance(session.in_transaction, bool)
+    except sqlite.ProgrammingError:  # what a closed connection answers
+        return False
 
 
 def _is_autocommit(session: Session) -> bool:
