@@ -5,6 +5,8 @@ thread; equal wake-ups merge. Nothing is confirmed or persistent: a lost, double
 never an outcome. AMQP names are built from ids, never from names.
 """
 
+# getaddrinfo loads this codec in the connecting thread: a fork in that moment would leave its child waiting for a lock.
+import encodings.idna  # noqa: F401
 import os
 import random
 import threading
