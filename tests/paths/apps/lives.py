@@ -124,6 +124,14 @@ def moody(name: str) -> None:
 
 
 @lattice.task(**options)
+def hog(name: str, gate: str) -> str:
+    """Hold a connection of the pool all the time."""
+    with attempt(name) as token, lattice.engine.session():
+        wait_for(gate)
+    return token
+
+
+@lattice.task(**options)
 def spin(name: str, ms: int) -> str:
     """Pure CPU, without ever giving way by itself."""
     with attempt(name) as token:
