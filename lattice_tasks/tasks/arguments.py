@@ -29,7 +29,19 @@ class Body(msgspec.Struct, omit_defaults=True):
 
 _encode = msgspec.json.Encoder().encode
 _encode_in_order = msgspec.json.Encoder(order="deterministic").encode
-decode_body = msgspec.json.Decoder(Body).decode
+_decode = msgspec.json.Decoder(Body).decode
+
+
+def decode_body(body: bytes) -> Body:
+    """The call in a stored body.
+
+    Raises:
+        msgspec.DecodeError: it is damaged, or was written by other code.
+    """
+    try:
+        return _decode(body)
+    except RecursionError as error:
+        raise msgspec.DecodeError("JSON is nested too deeply") from error
 
 
 def encode_body(
