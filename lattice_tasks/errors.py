@@ -26,6 +26,7 @@
     │   ├── StoreInvalid
     │   └── SchemaMismatch
     ├── BrokerUnavailable
+    ├── ResultNotStored
     ├── NotFinished
     │   ├── TaskParked
     │   ├── TaskCancelled
@@ -57,6 +58,7 @@ __all__ = [
     "QueueFull",
     "QueueNotFound",
     "ReservedName",
+    "ResultNotStored",
     "SchemaMismatch",
     "SettingsError",
     "StoreError",
@@ -195,6 +197,14 @@ class BrokerUnavailable(LatticeError):
     """RabbitMQ cannot be reached. Work goes on: workers poll the store."""
 
     exit_code = 69
+
+
+class ResultNotStored(LatticeError):
+    """The task succeeded, but what it returned is too large or no JSON; `task_id` names it. It will not be run again."""
+
+    def __init__(self, task_id: str, detail: str) -> None:
+        super().__init__(f"task {task_id} succeeded, but {detail}")
+        self.task_id = task_id
 
 
 class NotFinished(LatticeError):

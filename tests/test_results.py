@@ -8,6 +8,7 @@ from dramatiq.rate_limits import Barrier, BucketRateLimiter, ConcurrentRateLimit
 from dramatiq.results import ResultFailure, ResultMissing, ResultTimeout
 
 from lattice_tasks import Lattice
+from lattice_tasks.errors import ResultNotStored
 from tests.working import heard, opened, until_state, working
 
 
@@ -63,7 +64,8 @@ def test_a_result_that_cannot_be_kept_is_told_and_the_task_has_succeeded(
         picture = until_state(job, "succeeded")
 
     assert told in picture.error
-    assert job.result() is None
+    with pytest.raises(ResultNotStored, match=told):
+        job.result()
     assert told in events.of("settle.degraded")[0]["error"]
 
 

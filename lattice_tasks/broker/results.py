@@ -12,7 +12,7 @@ from dramatiq.results.backend import DEFAULT_TIMEOUT
 from dramatiq.results.errors import ResultFailure
 
 from lattice_tasks import clock
-from lattice_tasks.errors import NotFinished, TaskNotFound
+from lattice_tasks.errors import NotFinished, ResultNotStored, TaskNotFound
 from lattice_tasks.store import counters
 from lattice_tasks.store.engine import Engine
 
@@ -40,6 +40,8 @@ class StoreResultBackend(ResultBackend):
                 is_there, result = self._fetch(message.message_id)
             except NotFinished as error:
                 raise ResultFailure(str(error), type(error).__name__, error.detail) from error
+            except ResultNotStored as error:
+                raise ResultFailure(str(error), type(error).__name__, str(error)) from error
             except TaskNotFound:  # a later step of a pipeline, perhaps: it is not there yet
                 is_there, result = False, None
             if is_there:

@@ -334,7 +334,8 @@ def _raw_of(connection: Any, dialect: str) -> Any:
     raw = connection
     if isinstance(connection, peewee.Database):
         raw = None if connection.is_closed() else connection.connection()
-    if not isinstance(raw, psycopg.Connection if dialect == POSTGRES else sqlite.Connection):
+    is_ours = isinstance(raw, psycopg.Connection if dialect == POSTGRES else sqlite.Connection)
+    if not is_ours or getattr(raw, "closed", False):
         raise InvalidOperation(
             f"cannot join {type(connection).__name__}: pass an open psycopg connection or a connected peewee "
             f"database of the {dialect} store"

@@ -26,6 +26,7 @@ class InvocationRow:
     error: str | None
     entry_id: int | None
     result: bytes | None
+    reason: str | None
 
 
 _COLUMNS = """i.queue_id, q.name, i.actor, i.state,
@@ -34,7 +35,7 @@ _COLUMNS = """i.queue_id, q.name, i.actor, i.state,
                           and l.worker_id in (select id from lattice_worker)) then 'lease'
          when exists (select 1 from lattice_scheduled s where s.seq = i.seq) then 'scheduled'
          else 'ready' end,
-    i.attempt, i.key, i.priority, i.submitted_at, i.finished_at, i.error, i.entry_id, i.result
+    i.attempt, i.key, i.priority, i.submitted_at, i.finished_at, i.error, i.entry_id, i.result, i.reason
     from lattice_invocation i join lattice_queue q on q.id = i.queue_id"""
 _FIND = Statement(
     postgres="select i.seq, i.id::text, " + _COLUMNS + " where i.id = %s::uuid and q.namespace_id = %s",

@@ -14,6 +14,7 @@ from lattice_tasks.dead_letters.entry import MAX_ERROR_BYTES, cleaned
 from lattice_tasks.errors import (
     InvalidInput,
     NotFinished,
+    ResultNotStored,
     TaskCancelled,
     TaskDiscarded,
     TaskExpired,
@@ -26,6 +27,7 @@ from lattice_tasks.store import settles as moves
 from lattice_tasks.store.engine import Engine
 from lattice_tasks.tasks.claim import end_replay
 from lattice_tasks.tasks.invocation import Flag, State, step
+from lattice_tasks.tasks.settle import RESULT_DROPPED
 from lattice_tasks.tasks.submit import EXAMPLE_ID, require_id
 from lattice_tasks.telemetry import Telemetry
 
@@ -82,6 +84,7 @@ class Jobs:
 
         Raises:
             TaskParked, TaskCancelled, TaskExpired, TaskDiscarded: it ended otherwise.
+            ResultNotStored: it succeeded, but what it returned could not be kept.
             TaskNotFound: no such id in the namespace.
         """
         row = self._row(task_id)
@@ -90,6 +93,8 @@ class Jobs:
             return False, None
         if state in _ENDS:
             raise _ENDS[state](row.id, f"is {state}: {row.error or 'no reason was given'}")
+        if row.reason == RESULT_DROPPED:
+            raise ResultNotStored(row.id, row.error or "its result was not stored")
         return True, None if row.result is None else msgspec.json.decode(row.result)
 
     def result(self, task_id: str, timeout: float | None) -> Any:
@@ -193,6 +198,7 @@ class Job(Generic[R]):
 
         Raises:
             TaskParked, TaskCancelled, TaskExpired, TaskDiscarded: there will be no result.
+            ResultNotStored: it succeeded, but what it returned was too large or no JSON.
             TimeoutError: not yet; asking again is safe.
         """
         result: R = self._jobs.result(self.id, timeout)

@@ -18,7 +18,10 @@ from lattice_tasks.store.settles import Facts, Taken
 from lattice_tasks.store.submits import NewInvocation, insert_invocations
 from lattice_tasks.tasks.invocation import Flag, State, step
 
-__all__ = ["Ended", "Kind", "Outcome", "Settled", "mark_discarded", "park_held", "settle"]
+__all__ = ["RESULT_DROPPED", "Ended", "Kind", "Outcome", "Settled", "mark_discarded", "park_held", "settle"]
+
+#: In the invocation's `reason`: it succeeded, and what it returned could not be kept.
+RESULT_DROPPED = "result_dropped"
 
 EmittedEvent = tuple[str, dict[str, Any]]
 
@@ -149,8 +152,10 @@ def _failures(one: Ended, lease: Taken) -> int:
 
 def _succeed(batch: _Batch, one: Ended, lease: Taken) -> None:
     code = step(State.RUNNING, "succeed").code
-    moves.rest(batch.session, one.seq, code, lease.attempt, one.outcome.error, None, one.outcome.result, None)
-    if one.outcome.error is not None:
+    outcome = one.outcome
+    reason = None if outcome.error is None else RESULT_DROPPED
+    moves.rest(batch.session, one.seq, code, lease.attempt, outcome.error, None, outcome.result, None, reason)
+    if outcome.error is not None:
         batch.events.append(("settle.degraded", {"task_id": one.task_id, "error": one.outcome.error}))
 
 
