@@ -43,6 +43,7 @@ EVENTS: dict[str, Event] = {
     "settle.refused": Event("warning", ("task_id", "worker"), "a late worker's settle changed nothing"),
     "settle.degraded": Event("error", ("task_id", "error"), "an outcome could not be stored as it was"),
     "worker.started": Event("info", ("worker", "host", "pid", "queues", "threads"), "an incarnation registered"),
+    "worker.idle": Event("warning", ("queues",), "no actor of the app lines up there: a typo, or an app without tasks?"),
     "worker.stopped": Event("info", ("worker", "released"), "an incarnation left in good order"),
     "worker.lost": Event("warning", ("worker", "host", "pid", "leases"), "its heartbeat stood still; leases freed"),
     "worker.declared_dead": Event("warning", ("worker",), "I was declared dead; I take a new incarnation"),

@@ -328,6 +328,10 @@ class LatticeBroker(dramatiq.Broker):
             self._mend_threads,
         )
         self._heartbeat.start()
+        declared = self.get_declared_queues()
+        unserved = sorted((worker.consumer_whitelist or set()) - declared)
+        if unserved or not declared:
+            parts.telemetry.emit("worker.idle", queues=unserved)
 
     def _register(self, session: Session, worker: dramatiq.Worker) -> int:
         queues = sorted(worker.consumer_whitelist or self.get_declared_queues())
