@@ -239,7 +239,7 @@ class LatticeBroker(dramatiq.Broker):
         if self._pump is None:
             raise InvalidOperation("this broker is consumed by a dramatiq.Worker only")
         try:
-            record = self._parts.queues.ensure(queue_name)
+            record = self._parts.queues.known(queue_name)
         except StoreError as error:
             raise ConnectionFailed(str(error)) from error
         lane = self._pump.open_lane(record.name, record.id, self._shelf(record))
@@ -314,7 +314,11 @@ class LatticeBroker(dramatiq.Broker):
             work_queue,
         )
         try:
+            # Before the consumers ask, each from a thread of its own, and so with a connection of its own.
+            for name in sorted(self.get_declared_queues() & (worker.consumer_whitelist or self.get_declared_queues())):
+                parts.queues.ensure(name)
             parts.namespace_id()
+            parts.engine.close_idle()  # the pump and the heartbeat have connections of their own
             pump.start()
         except StoreError as error:
             raise ConnectionFailed(str(error)) from error

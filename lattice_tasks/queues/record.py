@@ -158,10 +158,10 @@ class Queues:
             raise QueueClosed(f"queue {name!r} is {record.state} and takes no new invocations")
         return record
 
-    def id_of(self, name: str) -> int:
-        """The id, whatever the state; from memory when the queue was looked up here before, for ids never change."""
+    def known(self, name: str) -> QueueRecord:
+        """The record, whatever its state; from memory, however old, when the queue was looked up here before."""
         cached = self._cache.get(name)
-        return cached[1].id if cached is not None else self.ensure(name).id
+        return cached[1] if cached is not None else self.ensure(name)
 
     def ensure(self, name: str) -> QueueRecord:
         """The record, whatever its state, fresh from the store; a queue that is missing is created with the defaults."""

@@ -229,6 +229,10 @@ class Engine:
         except (*DRIVER_ERRORS, *POOL_ERRORS, peewee.DatabaseError) as error:
             raise translated(error) from error
 
+    def close_idle(self) -> None:
+        """Close the connections of the pool that nobody uses now."""
+        self.database.close_idle()
+
     def close(self) -> None:
         """Close every connection of the pool; sessions opened by `open_session` are their owner's."""
         self.database.close_all()

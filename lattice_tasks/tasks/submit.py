@@ -115,7 +115,7 @@ class Submitter:
         task_id = new_id() if task_id is None else require_id(task_id)
         settings = self._settings
         body = encode_body(args, kwargs or {}, options or {}, settings.max_depth, settings.max_payload_bytes)
-        queue_id = self._queues.id_of(queue) if is_follow_up else self._queues.resolve(queue).id
+        queue_id = (self._queues.known(queue) if is_follow_up else self._queues.resolve(queue)).id
         if key is None and priority is None and delay is None and deadline is None:
             return NewInvocation(task_id, queue_id, actor, body)
         delay_us, due_at = _span_or_instant(delay, "_delay")
