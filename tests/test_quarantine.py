@@ -27,7 +27,8 @@ class Process:
     def claim(self, *flags: int) -> list[LatticeMessage]:
         first = len(self.held) + 1
         rows = [Claimed(first + n, 1, 0, 0, flag, "id", "actor", b"{}", 0, None, None) for n, flag in enumerate(flags)]
-        messages = self.way.deliver(rows, 1, 0)
+        messages = self.way.receive(rows, 1, 0)
+        self.way.deliver(messages)
         self.held += messages
         return messages
 

@@ -95,21 +95,21 @@ class HandOver:
             for queue_id, count in Counter(one.queue_id for one in claimed).items():
                 telemetry.emit("task.claimed", queue=self.lanes[queue_id].name, count=count)
 
-    def deliver(self, claimed: Sequence[Claimed], batch: int, now_us: int) -> list[LatticeMessage]:
-        """Messages of claimed rows, on their way; those that must not run have their outcome already."""
-        messages = []
-        for one in claimed:
-            message = self._message(one, batch, now_us)
-            messages.append(message)
+    def receive(self, claimed: Sequence[Claimed], batch: int, now_us: int) -> list[LatticeMessage]:
+        """Messages of claimed rows; those that must not run have their outcome already."""
+        return [self._message(one, batch, now_us) for one in claimed]
+
+    def deliver(self, messages: Sequence[LatticeMessage]) -> None:
+        """Send those without an outcome on their way. Each may come back ended before this returns."""
+        for message in messages:
             if message.outcome is not None:
                 continue
-            if one.flags & Flag.SUSPECT:
+            if message.claimed.flags & Flag.SUSPECT:
                 self._quarantine.add(message)
             elif self._quarantine.is_closed:
                 self._quarantine.put_behind([message])
             else:
-                self.lanes[one.queue_id].hand_over(message)
-        return messages
+                self.lanes[message.claimed.queue_id].hand_over(message)
 
     def start_next(self, may_start: Callable[[LatticeMessage], bool], held: Iterable[LatticeMessage]) -> None:
         """Let the next suspect run, its start recorded durably first; without any, what waited behind goes on.

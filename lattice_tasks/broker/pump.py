@@ -313,10 +313,12 @@ class Pump:
             if full and now - self._told_next_at >= _WAKE_NEXT_S:  # more is left, perhaps: wake the next worker
                 self._told_next_at = now
                 self._notifier.notify(full)
-            for message in self._hand_over.deliver(brought.claimed, self._turns, brought.now_us):
+            messages = self._hand_over.receive(brought.claimed, self._turns, brought.now_us)
+            for message in messages:
                 self._held[message.claimed.seq] = message
                 if message.outcome is not None:
                     self._buffer.add(message)
+            self._hand_over.deliver(messages)
             if 0 < len(brought.claimed) <= self._threads:
                 sleep(_YIELD_S)  # let the threads have the interpreter before the pump looks around
 
