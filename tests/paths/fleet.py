@@ -186,11 +186,12 @@ class Submitting:
         answers: (when, how long it took in seconds, whether it was accepted) of every submit.
     """
 
-    def __init__(self, life: Life, every_s: float, ms: int = 5) -> None:
+    def __init__(self, life: Life, every_s: float, ms: int = 5, name: str = "stream") -> None:
         self.answers: list[tuple[float, float, bool]] = []
         self._life = life
         self._every_s = every_s
         self._ms = ms
+        self._name = name
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -221,7 +222,7 @@ class Submitting:
             number += 1
             began = time.monotonic()
             try:
-                self._life.submit("work", f"stream{number}", self._ms)
+                self._life.submit("work", f"{self._name}{number}", self._ms)
                 accepted = True
             except StoreError:
                 accepted = False

@@ -1,6 +1,7 @@
 """Workers that only seem dead: frozen beyond their lease, or too busy to be quick."""
 
 import signal
+from contextlib import ExitStack
 
 import pytest
 
@@ -129,6 +130,22 @@ def test_a_task_of_pure_cpu_beyond_the_lease_runs_once(anywhere: Begin) -> None:
     ]
     assert max(ran_s) > 2.5
     life.checked(budget=1)
+
+
+def test_busy_writers_of_one_file_do_not_silence_a_heartbeat(sqlite_url: str, begin: Begin) -> None:
+    """C09: four threads that write all the time leave gaps of microseconds; a beat, a claim and a submit find them."""
+    life = begin(sqlite_url, lease_ms=1_000)
+    for _ in range(2):
+        life.worker(threads=1)
+    with ExitStack() as stack:
+        streams = [stack.enter_context(life.submitting(every_s=0, ms=0, name=f"busy{n}-")) for n in range(4)]
+        calm = stack.enter_context(life.submitting(every_s=0.05, name="calm"))
+        calm.more(40)
+
+    assert sum(stream.accepted for stream in streams) > 500
+    assert calm.slowest_s() < 1
+    assert life.history.events("worker.lost") == []
+    assert life.history.of("start")
 
 
 @pytest.mark.parametrize(("heartbeat_ms", "lease_ms"), [(2_000, 2_000), (5_000, 2_000), (700, 2_000)])
