@@ -29,10 +29,11 @@ class InvocationRow:
     reason: str | None
 
 
+# The lease is looked up worker by worker, by its whole key: a join would read a table that is full of dead entries.
 _COLUMNS = """i.queue_id, q.name, i.actor, i.state,
     case when i.state <> 0 then null
-         when exists (select 1 from lattice_lease l where l.seq = i.seq
-                          and l.worker_id in (select id from lattice_worker)) then 'lease'
+         when exists (select 1 from lattice_worker w where 1 =
+                          (select 1 from lattice_lease l where l.worker_id = w.id and l.seq = i.seq)) then 'lease'
          when exists (select 1 from lattice_scheduled s where s.seq = i.seq) then 'scheduled'
          else 'ready' end,
     i.attempt, i.key, i.priority, i.submitted_at, i.finished_at, i.error, i.entry_id, i.result, i.reason
