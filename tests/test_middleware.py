@@ -324,35 +324,36 @@ def test_a_result_reaches_every_hook_and_an_exception_too(lattice: Lattice) -> N
     assert seen == [(good.id, (2,), 0.5, type(None)), (bad.id, (0,), None, ZeroDivisionError)]
 
 
-def test_the_priority_of_an_actor_decides_inside_a_worker(lattice: Lattice, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_priority_of_an_actor_decides_inside_a_worker(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pump, "_STUCK_S", 60)  # what is claimed ahead stays
-    gate, order = Gate(), []
+    with opened(store_url, lookahead_ms=10_000) as lattice:
+        gate, order = Gate(), []
 
-    @lattice.task
-    def block() -> None:
-        gate.pass_through()
+        @lattice.task
+        def block() -> None:
+            gate.pass_through()
 
-    @lattice.task(priority=10)
-    def late(number: int) -> None:
-        order.append(("late", number))
+        @lattice.task(priority=10)
+        def late(number: int) -> None:
+            order.append(("late", number))
 
-    @lattice.task(priority=-10)
-    def early(number: int) -> None:
-        order.append(("early", number))
+        @lattice.task(priority=-10)
+        def early(number: int) -> None:
+            order.append(("early", number))
 
-    late.submit(0)
-    with working(lattice, threads=1) as worker:
-        until(lambda: order)  # now a run time is known, and work is claimed ahead
-        block.submit()
-        gate.await_entered()
-        for number in range(1, 4):
-            late.submit(number)
-            early.submit(number)
-        until(lambda: len(worker.work_queue) == 6)
-        gate.open()
-        done(lattice)
+        late.submit(0)
+        with working(lattice, threads=1) as worker:
+            until(lambda: order)  # now a run time is known, and work is claimed ahead
+            block.submit()
+            gate.await_entered()
+            for number in range(1, 4):
+                late.submit(number)
+                early.submit(number)
+            until(lambda: len(worker.work_queue) == 6)
+            gate.open()
+            done(lattice)
 
-    assert order[1:] == [("early", n) for n in (1, 2, 3)] + [("late", n) for n in (1, 2, 3)]
+        assert order[1:] == [("early", n) for n in (1, 2, 3)] + [("late", n) for n in (1, 2, 3)]
 
 
 def test_a_queue_given_to_the_worker_is_the_only_one_it_serves(lattice: Lattice) -> None:

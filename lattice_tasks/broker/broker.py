@@ -228,6 +228,7 @@ class LatticeBroker(dramatiq.Broker):
         A message that comes back without an outcome has failed, not succeeded.
         """
         self._local.settling = None
+        current.leave()
         if message.outcome is None:
             message.failed = True
             self._dead_letters.pin(self, message, None, message._exception)
