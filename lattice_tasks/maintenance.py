@@ -75,7 +75,13 @@ class Maintenance:
 
     def bury(self, session: Session, worker_id: int, seen_beat: int | None) -> None:
         """Free the leases of a dead worker and wake those who serve its queues; with `seen_beat` None its end was seen."""
-        found = rescue(session, worker_id, seen_beat)
+        try:
+            found = rescue(session, worker_id, seen_beat)
+        except StoreUnavailable:
+            raise
+        except StoreError as error:  # one that cannot be buried shall not keep the others from it
+            self._telemetry.emit("maintenance.failed", chore="rescue", error=f"worker {worker_id}: {error}")
+            return
         if found is not None:
             self._telemetry.emit("worker.lost", worker=worker_id, host=found.host, pid=found.pid, leases=found.leases)
             if found.queue_ids:

@@ -43,14 +43,14 @@ EVENTS: dict[str, Event] = {
     "settle.refused": Event("warning", ("task_id", "worker"), "a late worker's settle changed nothing"),
     "settle.degraded": Event("error", ("task_id", "error"), "an outcome could not be stored as it was"),
     "worker.started": Event("info", ("worker", "host", "pid", "queues", "threads"), "an incarnation registered"),
-    "worker.idle": Event("warning", ("queues",), "no actor of the app lines up there: a typo, or an app without tasks?"),
+    "worker.idle": Event(
+        "warning", ("queues",), "no actor of the app lines up there: a typo, or an app without tasks?"
+    ),
     "worker.stopped": Event("info", ("worker", "released"), "an incarnation left in good order"),
     "worker.lost": Event("warning", ("worker", "host", "pid", "leases"), "its heartbeat stood still; leases freed"),
     "worker.declared_dead": Event("warning", ("worker",), "I was declared dead; I take a new incarnation"),
     "worker.unwritten": Event("error", ("task_ids",), "outcomes that the last flush could not write"),
-    "worker.failing": Event(
-        "error", ("worker", "error"), "the pump met an unknown error; it keeps what it has and goes on"
-    ),
+    "worker.failing": Event("error", ("worker", "error"), "the pump or the heartbeat met an unknown error; it goes on"),
     "worker.thread_replaced": Event("warning", ("worker", "count"), "dead worker threads replaced"),
     "store.unavailable": Event("error", ("error",), "the store does not answer; outcomes are kept"),
     "store.recovered": Event("info", ("outage_s",), "the store answers again"),

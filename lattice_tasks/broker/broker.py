@@ -327,6 +327,7 @@ class LatticeBroker(dramatiq.Broker):
         self._heartbeat = Heartbeat(
             parts.engine,
             pump,
+            parts.telemetry,
             parts.settings.beat_ms / 1_000,
             parts.chores(pump.tell),
             lambda thread_id: raise_thread_exception(thread_id, Cancelled),

@@ -14,6 +14,7 @@ from lattice_tasks.broker.pump import Pump
 from lattice_tasks.errors import StoreError
 from lattice_tasks.store import workers as worker_rows
 from lattice_tasks.store.engine import Engine, Session
+from lattice_tasks.telemetry import Telemetry
 
 __all__ = ["Chores", "Heartbeat"]
 
@@ -38,6 +39,7 @@ class Heartbeat:
         self,
         engine: Engine,
         pump: Pump,
+        telemetry: Telemetry,
         every_s: float,
         chores: Chores,
         interrupt: Callable[[int], None],
@@ -45,10 +47,12 @@ class Heartbeat:
     ) -> None:
         self._engine = engine
         self._pump = pump
+        self._telemetry = telemetry
         self._every_s = every_s
         self._chores = chores
         self._interrupt = interrupt
         self._mend_threads = mend_threads
+        self._session: Session | None = None
         self._to_bury: deque[int] = deque()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lattice-heartbeat", daemon=True)
@@ -67,19 +71,33 @@ class Heartbeat:
         self._thread.join(timeout=2)
 
     def _run(self) -> None:
-        session: Session | None = None
         while not self._stopping.is_set():
             started = clock.monotonic()
-            try:
-                session = session or self._engine.open_session()
-                self._beat(session)
-            except StoreError:
+            if not self._is_done(self._beat_once):
                 self._chores.forget()
-                if session is not None:
-                    session.close()
-                session = None
-            self._mend_threads()
+                self._close()
+            self._is_done(self._mend_threads)
             self._stopping.wait(max(0.05, self._every_s - (clock.monotonic() - started)))
+        self._close()
+
+    def _is_done(self, what: Callable[[], None]) -> bool:
+        try:
+            what()
+        except StoreError:
+            return False
+        except Exception as error:  # noqa: BLE001 - whatever it is: a worker that beats no more is taken for dead
+            text = f"{type(error).__name__}: {error}"
+            self._telemetry.emit("worker.failing", worker=self._pump.worker_id, error=text)
+            return False
+        return True
+
+    def _beat_once(self) -> None:
+        if self._session is None:
+            self._session = self._engine.open_session()
+        self._beat(self._session)
+
+    def _close(self) -> None:
+        session, self._session = self._session, None
         if session is not None:
             session.close()
 
@@ -89,8 +107,8 @@ class Heartbeat:
             self._to_bury.popleft()
         worker_id = self._pump.worker_id
         state, to_cancel = worker_rows.beat(session, worker_id, self._pump.held())
-        if state is None and worker_id == self._pump.worker_id:
-            self._pump.declared_dead()
+        if state is None:
+            self._pump.declared_dead(worker_id)
         self._pump.drain(state == "draining")
         if to_cancel:
             self._pump.cancel_running(to_cancel, self._interrupt)

@@ -69,7 +69,7 @@ class Pump:
         self._is_woken = True
         self._is_claiming = True
         self._is_stopping = False
-        self._is_dead = False
+        self._dead_id = 0
         self._turns = 0
         self._polled_at = self._audited_at = self._told_next_at = self._busy_at = 0.0
         self._due_at: float | None = None
@@ -187,9 +187,9 @@ class Pump:
         if is_draining and self._is_claiming:
             self.pause()
 
-    def declared_dead(self) -> None:
-        """A beat changed no row: take a new incarnation, drop what is held."""
-        self._is_dead = True
+    def declared_dead(self, worker_id: int) -> None:
+        """A beat changed no row: take a new incarnation, drop what is held; unless that was done already."""
+        self._dead_id = worker_id
         self._bell.ring()
 
     # --- the thread -------------------------------------------------------------------------------------------------
@@ -215,7 +215,7 @@ class Pump:
         self._bell.quiet()
 
     def _has_reason(self) -> bool:
-        if len(self._buffer) or self._is_dead or self._is_stopping:
+        if len(self._buffer) or self._dead_id == self.worker_id or self._is_stopping:
             return True
         if not self._is_claiming:
             return self._hand_over.unstarted > 0
@@ -265,7 +265,7 @@ class Pump:
         session = self._session
         if session is None:
             raise StoreUnavailable("the store connection is closed")
-        if self._is_dead:
+        if self._dead_id == self.worker_id:
             self._take_new_incarnation(session)
         self._give_back()
         plain, special = self._buffer.sort()
@@ -301,7 +301,7 @@ class Pump:
         self._forget(plain)
         self._buffer.tell_succeeded(plain, brought.refused)
         if not brought.is_alive:
-            self._is_dead = True
+            self._dead_id = self.worker_id
         elif wants:
             now = self._polled_at = clock.monotonic()
             if watched:
@@ -378,7 +378,6 @@ class Pump:
         # What still runs stays known by its old batch: when it ends, its token fits no lease and it is refused.
         self._forget([*unstarted, *ended])
         self.worker_id = self._register(session)
-        self._is_dead = False
         self._hand_over.wake()
         self._is_woken = True
 
