@@ -3,6 +3,7 @@
 import itertools
 import re
 from contextlib import closing
+from datetime import timedelta
 from typing import Any
 
 import psycopg
@@ -75,6 +76,7 @@ def live(lattice: Lattice) -> None:
     lattice.job(claimed[0].id).refresh()
     lattice.job(claimed[3].id).cancel()
     lattice.submit(queue, "idle").cancel()
+    lattice.submit(queue, "idle", delay=timedelta(hours=1)).cancel()
     workers.leave(session, claimer.worker_id)
     lattice.queues.depth(queue)
     claimer.close()
