@@ -296,7 +296,7 @@ class Engine:
         try:
             theirs = conninfo_to_dict(self.url).get("options") or ""
         except psycopg.Error as error:
-            raise SettingsError(f"store_url={masked(self.url)!r} cannot be read: {error}") from None
+            raise SettingsError(f"store_url={masked(self.url)!r} cannot be read: {str(error).strip()}") from None
         params["options"] = " ".join([*options, str(theirs)]).strip()
         return params
 
