@@ -6,7 +6,15 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from lattice_tasks import clock
-from lattice_tasks.errors import Conflict, InvalidInput, QueueClosed, QueueExists, QueueNotFound, ReservedName
+from lattice_tasks.errors import (
+    Conflict,
+    InvalidInput,
+    QueueClosed,
+    QueueExists,
+    QueueNotFound,
+    ReservedName,
+    StoreUnavailable,
+)
 from lattice_tasks.store import queues as rows
 from lattice_tasks.store.engine import Engine
 from lattice_tasks.telemetry import Telemetry
@@ -146,14 +154,21 @@ class Queues:
         return self._names.get(queue_id, str(queue_id))
 
     def resolve(self, name: str) -> QueueRecord:
-        """The record, at most a second old; a queue that is missing is created with the defaults.
+        """The record, at most a second old while the store answers; a missing queue is created with the defaults.
 
         Raises:
             QueueClosed: it takes no new invocations.
         """
         cached = self._cache.get(name)
-        fresh = cached is not None and clock.monotonic() - cached[0] <= _CACHED_S
-        record = cached[1] if cached is not None and fresh else self.ensure(name)
+        if cached is not None and clock.monotonic() - cached[0] <= _CACHED_S:
+            record = cached[1]
+        else:
+            try:
+                record = self.ensure(name)
+            except StoreUnavailable:
+                if cached is None:
+                    raise
+                record = cached[1]  # the insert that follows waits for the store, and longer
         if record.state not in ("active", "paused"):
             raise QueueClosed(f"queue {name!r} is {record.state} and takes no new invocations")
         return record
