@@ -184,10 +184,12 @@ class Submitting:
 
     Attributes:
         answers: (when, how long it took in seconds, whether it was accepted) of every submit.
+        errors: what those raised that were not.
     """
 
     def __init__(self, life: Life, every_s: float, ms: int = 5, name: str = "stream") -> None:
         self.answers: list[tuple[float, float, bool]] = []
+        self.errors: list[str] = []
         self._life = life
         self._every_s = every_s
         self._ms = ms
@@ -224,8 +226,9 @@ class Submitting:
             try:
                 self._life.submit("work", f"{self._name}{number}", self._ms)
                 accepted = True
-            except StoreError:
+            except StoreError as error:
                 accepted = False
+                self.errors.append(str(error))
             self.answers.append((began, time.monotonic() - began, accepted))
             self._over.wait(self._every_s)
 

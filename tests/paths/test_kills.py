@@ -86,9 +86,9 @@ def test_the_work_and_the_duties_of_a_killed_worker_are_taken_over(anywhere: Beg
     life.checked()
 
 
-def test_one_that_takes_the_place_of_a_killed_worker_is_not_taken_for_it(anywhere: Begin) -> None:
+def test_one_that_takes_the_place_of_a_killed_worker_is_not_taken_for_it(served: Begin) -> None:
     """C11: alone, on the same host, started at once; it rescues its predecessor's work like any other's."""
-    life = anywhere(lease_ms=LEASE_MS)
+    life = served(lease_ms=LEASE_MS)
     gate = life.gate()
     fleet = Fleet(life, processes=1, threads=1)
     life.submit("hold", "orphan", gate)

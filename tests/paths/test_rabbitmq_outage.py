@@ -38,7 +38,7 @@ def starts_within_a_second(life: Life, name: str) -> dict[str, Any]:
 
 
 def no_submit_waited(stream: Submitting) -> None:
-    assert all(accepted for _, _, accepted in stream.answers)
+    assert stream.errors == []
     assert stream.slowest_s() < 1
 
 
@@ -63,13 +63,13 @@ def test_rabbitmq_stopped_emptied_and_restarted_while_submitting_and_working(
         wakes.remove(living)
         stream.more()
         starts_within_a_second(living, "after the deletion")
-        own_rabbitmq.kill()
-        told_by_all(living, "broker.unavailable", everyone, 2)
-        stream.more()
-        own_rabbitmq.start()
-        starts_within_a_second(living, "after the crash")
-        told_by_all(living, "broker.recovered", everyone, 2)
-        stream.more()
+    living.finished()
+
+    own_rabbitmq.kill()
+    told_by_all(living, "broker.unavailable", everyone, 2)
+    own_rabbitmq.start()
+    starts_within_a_second(living, "after the crash")  # no poll is due, and nobody else has submitted
+    told_by_all(living, "broker.recovered", everyone, 2)
     living.finished()
 
     no_submit_waited(stream)
@@ -124,15 +124,13 @@ def test_a_frozen_rabbitmq_holds_up_neither_submits_nor_work(
     living.checked(budget=1, is_over=False)
 
 
-@pytest.mark.parametrize("times", [1, pytest.param(20, marks=pytest.mark.soak)])
-def test_the_first_task_after_a_quiet_outage_is_brought_by_a_wake_up(
-    living: Life, own_rabbitmq: RabbitMQ, times: int
-) -> None:
+@pytest.mark.soak
+def test_the_first_task_after_many_a_quiet_outage_is_brought_by_a_wake_up(living: Life, own_rabbitmq: RabbitMQ) -> None:
     """C14: nobody submits meanwhile and no poll is due, so both ends have to have reconnected."""
     workers = [living.worker(threads=1) for _ in range(2)]
     everyone = [*(worker.pid for worker in workers), os.getpid()]
     starts_within_a_second(living, "before")
-    for number in range(1, times + 1):
+    for number in range(1, 21):
         if number % 2:
             own_rabbitmq.stop()
         else:

@@ -110,9 +110,9 @@ def test_a_full_pool_is_waited_for_and_then_told_of(anywhere: Begin) -> None:
     assert {row.name for row in life.store.rows()} == {"before", "after"}
 
 
-def test_a_worker_whose_tasks_hold_the_whole_pool_still_beats_and_settles(anywhere: Begin) -> None:
+def test_a_worker_whose_tasks_hold_the_whole_pool_still_beats_and_settles(served: Begin) -> None:
     """C35: the heartbeat and the pump have connections of their own."""
-    life = anywhere(lease_ms=1_000)
+    life = served(lease_ms=1_000)
     gate = life.gate()
     hog = life.worker(threads=2, LATTICE_POOL_SIZE="1", LATTICE_STORE_TIMEOUT_MS="500")
     life.submit("hog", "hog", gate)

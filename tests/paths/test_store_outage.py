@@ -18,7 +18,7 @@ from tests.paths.conftest import Begin
 from tests.paths.fleet import Life, settled
 from tests.servers import Postgres
 
-LEASE_MS = 2_000
+LEASE_MS = 1_500
 
 
 def end_at_once(server: Postgres) -> None:
@@ -143,7 +143,7 @@ def test_connections_cut_again_and_again_lose_nothing_and_do_not_pile_up(served:
         settled(lambda: len(sessions(life)) >= 4, "new connections")
     life.finished()
 
-    assert all(accepted for _, _, accepted in stream.answers)
+    assert stream.errors == []
     assert len(life.history.events("store.unavailable")) >= cuts / 4
     assert len(sessions(life)) <= before + 1
     assert life.history.events("worker.lost") == []

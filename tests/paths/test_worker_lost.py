@@ -11,7 +11,7 @@ NEIGHBOURS = [f"neighbour{number}" for number in range(9)]
 
 def test_a_task_that_kills_its_process_is_parked_and_its_neighbours_are_not_charged(anywhere: Begin) -> None:
     """Counting: all ten are claimed together, so at the first death nobody knows who it was."""
-    life = anywhere(lease_ms=1_000, lives_max_retries=1, lookahead_ms=0)
+    life = anywhere(lease_ms=1_000, lives_max_retries=0, lookahead_ms=0)
     calls = [(name, 250) for name in NEIGHBOURS]
     life.submit_together(calls[:4])
     life.submit("die", "killer", "exit", 100)
@@ -21,40 +21,40 @@ def test_a_task_that_kills_its_process_is_parked_and_its_neighbours_are_not_char
     life.finished(60, tend=fleet.tend)
 
     lost = life.history.events("worker.lost")
-    rows = life.checked(budget=2)
+    rows = life.checked(budget=1)
     assert lost[0]["fields"]["leases"] == 10, "they were not claimed together"
-    assert fleet.deaths == len(lost) == 3  # one when all were suspects, and its budget of two
+    assert fleet.deaths == len(lost) == 2  # one when all were suspects, and its budget of one
     assert {name: (rows[name].state, rows[name].attempt) for name in NEIGHBOURS} == dict.fromkeys(
         NEIGHBOURS, (State.SUCCEEDED, 0)
     )
     (letter,) = life.lattice.dead_letters("lives").list()
-    assert (letter.reason, letter.attempts, letter.task_id) == ("worker_lost", 2, rows["killer"].id)
+    assert (letter.reason, letter.attempts, letter.task_id) == ("worker_lost", 1, rows["killer"].id)
     assert "died while running it" in letter.error
 
 
 def test_a_task_that_fails_and_kills_in_turn_has_one_budget(served: Begin) -> None:
     """A loss counts against `max_retries` like a failure."""
-    life = served(lease_ms=1_000, lives_max_retries=3)
+    life = served(lease_ms=1_000, lives_max_retries=2)
     life.submit("moody", "moody")
     fleet = Fleet(life, processes=1, threads=2)
 
     life.finished(60, tend=fleet.tend)
 
     ends = [one["how"] for one in life.history.of("end", name="moody")]
-    assert ([one["attempt"] for one in life.history.of("start", name="moody")], ends) == ([1, 2, 3, 4], ["error"] * 2)
-    assert life.checked(budget=4)["moody"].state is State.PARKED
+    assert ([one["attempt"] for one in life.history.of("start", name="moody")], ends) == ([1, 2, 3], ["error"])
+    assert life.checked(budget=3)["moody"].state is State.PARKED
     assert fleet.deaths == 2
 
 
 def test_the_budget_of_a_message_wins_over_its_actors(sqlite_url: str, begin: Begin) -> None:
     """Dramatiq's `max_retries` may be given with a message; it bounds the deaths of its process too."""
     life = begin(sqlite_url, lease_ms=1_000, lives_max_retries=50)
-    life.send("die", "killer", max_retries=1)
+    life.send("die", "killer", max_retries=0)
     fleet = Fleet(life, processes=1, threads=2)
 
     life.finished(60, tend=fleet.tend)
 
-    assert len(life.history.of("start", name="killer")) == 2
+    assert len(life.history.of("start", name="killer")) == 1
     assert [letter.reason for letter in life.lattice.dead_letters("lives").list()] == ["worker_lost"]
 
 
@@ -62,7 +62,7 @@ def test_a_suspect_is_not_charged_for_the_death_that_another_brings(served: Begi
     """It came from a dead worker to one where a young task is about to kill."""
     life = served(lease_ms=1_000, lives_max_retries=0)
     fleet = Fleet(life, processes=1, threads=4)
-    life.submit("die", "killer", "exit", 2_000)
+    life.submit("die", "killer", "exit", 1_500)
     life.started("killer")
     life.lattice.queues.pause("lives")
     life.submit("work", "suspect", 50)
