@@ -7,13 +7,13 @@ import signal
 import sys
 import time
 from contextlib import suppress
-from typing import Any
 
 import psycopg
 
 from lattice_tasks.broker.amqp import WAKE
 from lattice_tasks.tasks.invocation import State
 from tests.paths import wakes
+from tests.paths.apps.deaf import drop_wake_ups
 from tests.paths.conftest import Begin
 
 
@@ -53,19 +53,6 @@ def test_what_was_rolled_back_wakes_nobody_and_never_runs(served: Begin) -> None
 
     assert set(life.checked(budget=1)) == {"before", "after"}
     assert len(life.history.events("wakeup.received")) > len(told)
-
-
-def drop_wake_ups(notifier: Any) -> list[set[int]]:
-    """Every publish of this notifier vanishes; returns what vanished."""
-    vanished: list[set[int]] = []
-
-    def publish() -> None:
-        with notifier._lock:
-            vanished.append(notifier._pending)
-            notifier._pending = set()
-
-    notifier._publish = publish
-    return vanished
 
 
 def test_all_tasks_finish_when_all_wake_ups_are_lost(served: Begin) -> None:

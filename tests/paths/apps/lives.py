@@ -14,6 +14,7 @@ import dramatiq
 
 from lattice_tasks import Lattice, Park, current
 from tests.history import History
+from tests.paths.apps.deaf import drop_wake_ups
 
 MOST_RETRIES = int(os.environ.get("LIVES_MAX_RETRIES", "50"))
 _COUNTED_ONLY = {"task.submitted", "task.claimed", "task.succeeded", "wakeup.sent"}
@@ -21,8 +22,7 @@ _COUNTED_ONLY = {"task.submitted", "task.claimed", "task.succeeded", "wakeup.sen
 history = History(Path(os.environ["LIVES_HISTORY"]))
 lattice = Lattice()
 if os.environ.get("LIVES_DROP"):
-    # Every wake-up that this process sends vanishes on its way.
-    lattice.broker._parts.notifier._publish = lambda: lattice.broker._parts.notifier._pending.clear()
+    drop_wake_ups(lattice.broker._parts.notifier)
 options: dict[str, Any] = {"queue": "lives", "max_retries": MOST_RETRIES, "min_backoff": 10, "max_backoff": 50}
 
 
