@@ -81,7 +81,12 @@ class Lattice:
         self.queues = Queues(self.engine, self.settings.namespace, self._namespace_id, self.telemetry)
         self._jobs = Jobs(self.engine, self.queues, self._namespace_id, self.telemetry)
         self._submitter = Submitter(
-            self.engine, self.queues, self.settings, self.telemetry, lambda ids: self._notifier.notify(ids)
+            self.engine,
+            self.queues,
+            self.settings,
+            self.telemetry,
+            lambda ids: self._notifier.notify(ids),
+            lambda ids: self._notifier.announce(ids),
         )
         self._replays = Replays(self._jobs)
         self.broker = LatticeBroker(

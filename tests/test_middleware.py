@@ -346,9 +346,8 @@ def test_the_priority_of_an_actor_decides_inside_a_worker(store_url: str, monkey
             until(lambda: order)  # now a run time is known, and work is claimed ahead
             block.submit()
             gate.await_entered()
-            for number in range(1, 4):
-                late.submit(number)
-                early.submit(number)
+            for one in (late, early):
+                one.submit_many([(1,), (2,), (3,)])
             until(lambda: len(worker.work_queue) == 6)
             gate.open()
             done(lattice)

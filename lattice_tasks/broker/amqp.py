@@ -24,10 +24,11 @@ from lattice_tasks.masking import masked
 from lattice_tasks.settings import Settings
 from lattice_tasks.telemetry import Telemetry
 
-__all__ = ["WAKE", "AmqpNotifier", "parameters"]
+__all__ = ["SOON", "WAKE", "AmqpNotifier", "parameters"]
 
-#: The whole body of a wake-up. Anything else on a wake-up queue is dropped and counted.
+#: The whole body of a wake-up, and of one for work whose commit is under way. Anything else on a wake-up queue is dropped and counted.
 WAKE = b"lattice-wake-1"
+SOON = b"lattice-soon-1"
 _MERGE_S = 0.004
 _YIELD_S = 0.0001
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.1, 0.5  # a task submitted after RabbitMQ's return starts within a second
@@ -75,6 +76,7 @@ class AmqpNotifier:
         self._connection: Any = None
         self._channel: Any = None
         self._pending: set[int] = set()
+        self._announced: set[int] = set()
         self._poked = False
         self._flushed_at = 0.0
         self._subscribed: dict[int, OnWake] = {}
@@ -96,6 +98,12 @@ class AmqpNotifier:
             if self._thread is None:
                 self._start()
         self._poke()
+
+    def announce(self, queue_ids: Collection[int]) -> None:
+        if self._channel is not None and clock.monotonic() - self._flushed_at > _MERGE_S:
+            with self._lock:
+                self._announced.update(queue_ids)
+            self._poke()
 
     def subscribe(self, queue_ids: Collection[int], on_wake: OnWake) -> None:
         self._local.subscribe(queue_ids, on_wake)
@@ -194,6 +202,10 @@ class AmqpNotifier:
             for tag in self._consumers.values():
                 self._channel.basic_cancel(tag)
             self._consumers = {}
+        if self._announced:
+            with self._lock:
+                announced, self._announced = self._announced, set()
+            self._send(announced, SOON)
         if self._pending:
             since_s = clock.monotonic() - self._flushed_at
             if since_s < _MERGE_S:
@@ -208,12 +220,15 @@ class AmqpNotifier:
             missed, self._missed = self._missed, set()
             self._local.notify(missed)
 
+    def _send(self, queue_ids: Collection[int], body: bytes) -> None:
+        for queue_id in queue_ids:
+            self._channel.basic_publish("", self._queue_name(queue_id), body)
+
     def _publish(self) -> None:
         with self._lock:
             queue_ids, self._pending = self._pending, set()
         try:
-            for queue_id in queue_ids:
-                self._channel.basic_publish("", self._queue_name(queue_id), WAKE)
+            self._send(queue_ids, WAKE)
         except AMQPError:
             with self._lock:
                 self._pending |= queue_ids  # for the next connection
@@ -243,7 +258,7 @@ class AmqpNotifier:
         self._consumers[queue_id] = self._channel.basic_consume(name, received)
 
     def _received(self, queue_id: int, channel: Any, delivery_tag: int, body: bytes) -> None:
-        if body != WAKE:
+        if body not in (WAKE, SOON):
             channel.basic_ack(delivery_tag)
             self._telemetry.emit("wakeup.garbage", size_bytes=len(body))
             return
@@ -253,7 +268,7 @@ class AmqpNotifier:
             return
         on_wake = self._subscribed.get(queue_id)
         if on_wake is not None:
-            on_wake((queue_id,))
+            on_wake((queue_id,), body == SOON)
             sleep(_YIELD_S)  # let the pump have the interpreter before the ack is written
         channel.basic_ack(delivery_tag)
         if self._telemetry.is_heard:

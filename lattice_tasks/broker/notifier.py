@@ -9,8 +9,8 @@ from typing import Protocol
 
 __all__ = ["LocalNotifier", "Notifier", "OnWake"]
 
-#: Called with the ids of the queues that have work.
-OnWake = Callable[[Collection[int]], None]
+#: Called with the ids of the queues that have work, and whether that is only announced: it may appear in a moment.
+OnWake = Callable[[Collection[int], bool], None]
 
 
 class Notifier(Protocol):
@@ -22,6 +22,10 @@ class Notifier(Protocol):
 
     def notify(self, queue_ids: Collection[int]) -> None:
         """Wake workers of these queues, wherever they are."""
+
+    def announce(self, queue_ids: Collection[int]) -> None:
+        """A commit is about to begin: let the wake-up travel meanwhile. Whoever comes too early finds nothing, and
+        `notify` follows the commit as ever. While wake-ups are frequent anyway, this does nothing."""
 
     def subscribe(self, queue_ids: Collection[int], on_wake: OnWake) -> None:
         """Call back, in any thread, when one of these queues has work."""
@@ -47,7 +51,10 @@ class LocalNotifier:
         for subscribed, on_wake in self._subscriptions:
             shared = subscribed.intersection(queue_ids)
             if shared:
-                on_wake(shared)
+                on_wake(shared, False)
+
+    def announce(self, queue_ids: Collection[int]) -> None:
+        return
 
     def subscribe(self, queue_ids: Collection[int], on_wake: OnWake) -> None:
         self._subscriptions.append((frozenset(queue_ids), on_wake))

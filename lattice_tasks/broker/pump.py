@@ -16,6 +16,7 @@ from lattice_tasks.broker.envelope import LatticeMessage
 from lattice_tasks.broker.hand_over import HandOver, Screen
 from lattice_tasks.broker.lane import Lane
 from lattice_tasks.broker.notifier import Notifier
+from lattice_tasks.broker.patience import Patience
 from lattice_tasks.broker.settlement import SettlementBuffer
 from lattice_tasks.broker.work_queue import WorkQueue
 from lattice_tasks.dead_letters.parking import ShelfSpec
@@ -30,14 +31,13 @@ from lattice_tasks.telemetry import Telemetry
 __all__ = ["Pump"]
 
 _YIELD_S = 0.00005
+_SHORTEST_S = 0.0005
 _JOIN_S = 0.004  # loaded: how long outcomes are let to join a commit
 _STUCK_S = 0.2  # look-ahead that no thread has started for so long goes back
 _AUDIT_S = 60.0  # and after every connection error
 _DUE_LOOK_S = 0.1
 _WAKE_NEXT_S = 0.05
 _PROMOTE = 500
-_ALONE_POLL_S = 0.25  # without wake-ups from other processes
-_EMBEDDED_POLLS_S = (0.004, 0.02, 0.1)  # soon after work, a minute later, at rest: has the file changed?
 
 
 class Pump:
@@ -66,14 +66,14 @@ class Pump:
         self._held: dict[int, LatticeMessage] = {}
         self._buffer = SettlementBuffer(worker_name, version, telemetry, self._shelf_of)
         self._bell = Bell()
+        self._patience = Patience(settings, notifier, engine.dialect == SQLITE)
         self._is_woken = True
         self._is_claiming = True
         self._is_stopping = False
         self._dead_id = 0
         self._turns = 0
-        self._polled_at = self._audited_at = self._told_next_at = self._busy_at = 0.0
+        self._audited_at = self._told_next_at = self._due_looked_at = 0.0
         self._due_at: float | None = None
-        self._due_looked_at = 0.0
         self._down_since: float | None = None
         self._file_version = 0
         self._session: Session | None = None
@@ -130,8 +130,10 @@ class Pump:
         self.wake((queue_id,))
         return lane
 
-    def wake(self, queue_ids: Collection[int]) -> None:
-        """These queues have work."""
+    def wake(self, queue_ids: Collection[int], is_early: bool = False) -> None:
+        """These queues have work; `is_early`: its commit is under way, so what is not there yet is looked for again."""
+        if is_early:
+            self._patience.expect()
         for queue_id in queue_ids:
             lane = self._hand_over.lanes.get(queue_id)
             if lane is not None:
@@ -224,7 +226,7 @@ class Pump:
             return True
         if self._hand_over.room(self._free()) <= 0:
             return False
-        return self._is_woken or now - self._polled_at >= self._poll_s() or self._has_file_changed()
+        return self._is_woken or self._patience.is_over or self._has_file_changed()
 
     def _patience_s(self) -> float:
         now = clock.monotonic()
@@ -234,16 +236,8 @@ class Pump:
         if self._hand_over.unstarted:
             waits.append(_STUCK_S)
         if self._is_claiming and self._hand_over.room(self._free()) > 0:
-            waits.append(self._polled_at + self._poll_s() - now)
-            if self._engine.dialect == SQLITE:
-                rested = now - self._busy_at
-                waits.append(_EMBEDDED_POLLS_S[0 if rested < 10 else 1 if rested < 60 else 2])
-        return max(0.001, min(waits))
-
-    def _poll_s(self) -> float:
-        if self._notifier.is_connected or self._engine.dialect == SQLITE:
-            return self._settings.poll_ms / 1000
-        return min(_ALONE_POLL_S, self._settings.poll_ms / 1000)
+            waits.append(self._patience.left_s())
+        return max(_SHORTEST_S, min(waits))
 
     def _has_file_changed(self) -> bool:
         if self._engine.dialect != SQLITE or self._session is None:
@@ -269,7 +263,7 @@ class Pump:
             self._take_new_incarnation(session)
         self._give_back()
         plain, special = self._buffer.sort()
-        wants = self._hand_over.wants(self._free(), self._poll_s()) if self._is_claiming else []
+        wants = self._hand_over.wants(self._free(), self._patience.every_s) if self._is_claiming else []
         if special:
             woken = self._buffer.settle(session, self.worker_id, special)
             self._forget(special)
@@ -303,11 +297,11 @@ class Pump:
         if not brought.is_alive:
             self._dead_id = self.worker_id
         elif wants:
-            now = self._polled_at = clock.monotonic()
+            now = clock.monotonic()
             if watched:
                 self._due_at = None if brought.due_us is None else now + brought.due_us / 1e6
             full = self._hand_over.note(wants, brought.claimed, now, now - started)
-            self._busy_at = now if brought.claimed else self._busy_at
+            self._patience.looked(bool(brought.claimed))
             self._hand_over.tell_claimed(self._telemetry, brought.claimed)
             self._is_woken = self._is_woken or self._hand_over.has_more
             if full and now - self._told_next_at >= _WAKE_NEXT_S:  # more is left, perhaps: wake the next worker
