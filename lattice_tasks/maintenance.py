@@ -44,7 +44,7 @@ class Maintenance:
         self._wake = wake
         self._observer = Observer(settings.lease_ms / 1_000)
         self._pruned_to = 0
-        now = clock.monotonic()
+        now = self._called_at = clock.monotonic()
         self._chores = [
             _Chore("rescue", min(1.0, settings.lease_ms / 4_000), self._rescue, now),
             _Chore("held", 5.0, self._park_held, now),
@@ -53,7 +53,15 @@ class Maintenance:
         ]
 
     def run_due(self, session: Session) -> None:
-        """Run every chore whose time has come. A chore that fails is told and tried again at its next time."""
+        """Run every chore whose time has come. A chore that fails is told and tried again at its next time.
+
+        Called at every beat. After a gap of half a lease, measurements of other workers start anew: what kept us from
+        beating, a frozen machine or a stalled store, may have kept them too.
+        """
+        now, before = clock.monotonic(), self._called_at
+        self._called_at = now
+        if now - before > self._settings.lease_ms / 2_000:
+            self.forget()
         for chore in self._chores:
             if clock.monotonic() < chore.due_at:
                 continue
