@@ -15,7 +15,7 @@ from lattice_tasks.errors import StoreUnavailable
 from lattice_tasks.store.session import sqlite
 from lattice_tasks.tasks.invocation import State
 from tests.paths.conftest import Begin
-from tests.paths.fleet import Life, settled
+from tests.paths.fleet import Life, children, settled
 from tests.servers import Postgres
 
 LEASE_MS = 1_500
@@ -73,6 +73,38 @@ def test_postgres_restarted_under_load(
     assert life.history.events("worker.declared_dead") == []
     assert sorted(life.workers()) == sorted(pids)
     assert {row.state for row in life.checked(budget=51).values()} == {State.SUCCEEDED}
+
+
+def test_a_postgres_that_stalls_for_longer_than_a_lease_makes_nobody_dead(
+    own_postgres: Postgres, own_postgres_url: str, rabbitmq_url: str, begin: Begin
+) -> None:
+    """No connection breaks, and yet no beat gets through: all stood still, so nobody can tell who died."""
+    life = begin(own_postgres_url, rabbitmq_url, lease_ms=1_000)
+    gate = life.gate()
+    for number in range(3):
+        life.worker(threads=1)
+        life.submit("hold", f"task{number}", gate)
+        life.started(f"task{number}")
+    server = own_postgres.pid
+    assert server is not None
+    everything = [server, *children(server)]
+
+    for pid in everything:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        stalled_at = time.monotonic()
+        settled(lambda: time.monotonic() - stalled_at > 1.5, "more than a lease")
+    finally:
+        for pid in everything:  # one session answers before the others
+            os.kill(pid, signal.SIGCONT)
+            threading.Event().wait(0.03)
+    settled(lambda: time.monotonic() - stalled_at > 3.5, "time for a wrong burial")
+    life.open(gate)
+    life.finished()
+
+    assert life.history.events("worker.lost") == []
+    assert len(life.history.of("start")) == 3
+    life.checked(budget=1)
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=[pytest.mark.postgres, pytest.mark.rabbitmq])])

@@ -1,6 +1,7 @@
 """Workers that only seem dead: frozen beyond their lease, or too busy to be quick."""
 
 import signal
+import time
 from contextlib import ExitStack
 
 import pytest
@@ -9,7 +10,7 @@ from lattice_tasks import Lattice
 from lattice_tasks.errors import SettingsError
 from lattice_tasks.tasks.invocation import State
 from tests.paths.conftest import Begin
-from tests.paths.fleet import Life, Process
+from tests.paths.fleet import Life, Process, settled
 
 
 def frozen_while_it_runs(life: Life, name: str, gate: str) -> tuple[Process, Process]:
@@ -111,6 +112,31 @@ def test_an_incarnation_never_gets_the_number_of_a_dead_one(anywhere: Begin) -> 
     assert len({one["fields"]["worker"] for one in life.history.events("worker.started")}) == 4
     (ended,) = life.history.of("end", name="late", pid=heir.pid)
     assert life.checked()["late"].result == ended["token"]
+
+
+def test_workers_that_were_all_frozen_together_bury_nobody(served: Begin) -> None:
+    """Design: a suspended machine rescues nobody wrongly; who has stood still himself cannot say that others did."""
+    life = served(lease_ms=1_000)
+    gate = life.gate()
+    workers = [life.worker(threads=1) for _ in range(3)]
+    for number in range(3):
+        life.submit("hold", f"task{number}", gate)
+        life.started(f"task{number}")
+
+    for worker in workers:
+        worker.signal(signal.SIGSTOP)
+    frozen_at = time.monotonic()
+    settled(lambda: time.monotonic() - frozen_at > 1.8, "more than a lease")
+    for number, worker in enumerate(workers):  # one wakes before the others
+        worker.signal(signal.SIGCONT)
+        settled(lambda passed=2 + 0.2 * number: time.monotonic() - frozen_at > passed, "the next to wake")
+    settled(lambda: time.monotonic() - frozen_at > 3.5, "time for a wrong burial")
+    life.open(gate)
+    life.finished()
+
+    assert life.history.events("worker.lost") == []
+    assert len(life.history.of("start")) == 3
+    life.checked(budget=1)
 
 
 def test_a_task_of_pure_cpu_beyond_the_lease_runs_once(anywhere: Begin) -> None:
