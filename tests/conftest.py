@@ -13,7 +13,7 @@ from typing import TypeVar
 import pytest
 
 from tests.servers import Postgres, RabbitMQ, Server, Unavailable
-from tests.services import choose, folder_of, fresh_database, home, shared
+from tests.services import choose, empty, folder_of, fresh_database, home, shared
 
 S = TypeVar("S", bound=Server)
 
@@ -25,9 +25,21 @@ def postgres_server() -> Iterator[str]:
         yield url
 
 
+@pytest.fixture(scope="session")
+def recycled_database(postgres_server: str) -> Iterator[str]:
+    """One database for all tests with the mark `recycled`."""
+    with fresh_database(postgres_server) as url:
+        yield url
+
+
 @pytest.fixture
-def postgres_url(postgres_server: str) -> Iterator[str]:
-    """A fresh empty database."""
+def postgres_url(request: pytest.FixtureRequest, postgres_server: str) -> Iterator[str]:
+    """A fresh empty database; with the mark `recycled` a used one, migrated and emptied, at a tenth of the time."""
+    if request.node.get_closest_marker("recycled"):
+        url = request.getfixturevalue("recycled_database")
+        empty(url)
+        yield url
+        return
     with fresh_database(postgres_server) as url:
         yield url
 

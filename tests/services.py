@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 from uuid import uuid4
 
 import psycopg
+from psycopg import sql
 
 from tests.servers import CONF, Postgres, RabbitMQ, Server, Unavailable, find_program, free_port, unprivileged
 
@@ -159,6 +160,24 @@ def fresh_database(server_url: str) -> Iterator[str]:
         yield urlsplit(server_url)._replace(path="/" + name).geturl()
     finally:
         _administer(server_url, f"drop database if exists {name} with (force)")
+
+
+def empty(url: str) -> None:
+    """Take every row out of a database, and every table that is not the product's; nobody else is connected then."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(
+            """select pg_terminate_backend(pid) from pg_stat_activity
+               where datname = current_database() and pid <> pg_backend_pid()"""
+        )
+        connection.execute("set session_replication_role = replica")  # rows go in any order
+        with connection.transaction():
+            for (table,) in connection.execute(
+                "select tablename from pg_tables where schemaname = 'public'"
+            ).fetchall():
+                if table == "lattice_migration":
+                    continue
+                verb = "delete from {}" if table.startswith("lattice_") else "drop table {} cascade"
+                connection.execute(sql.SQL(verb).format(sql.Identifier(table)))
 
 
 def folder_of(kind: type[Server]) -> Path:

@@ -11,6 +11,8 @@ from dramatiq.rate_limits import ConcurrentRateLimiter
 from lattice_tasks import DeadLetters, Lattice, Park, current
 from tests.working import PATIENCE_S, Gate, done, heard, opened, rows, states, until, until_state, working
 
+pytestmark = pytest.mark.recycled
+
 SOON = {"min_backoff": 1, "max_backoff": 2}
 
 
@@ -36,7 +38,7 @@ class Runs:
         return len(self.at)
 
 
-@pytest.mark.parametrize("max_retries", [0, 1, 3])
+@pytest.mark.parametrize("max_retries", [0, 3])
 def test_n_retries_are_n_plus_one_executions_and_then_it_is_parked(lattice: Lattice, max_retries: int) -> None:
     """C23, T-06"""
     runs = Runs()
@@ -145,16 +147,17 @@ def test_a_task_may_ask_for_its_own_wait(lattice: Lattice) -> None:
     assert job.refresh().attempt == 1
 
 
-@pytest.mark.parametrize("delay", [-5, 10**30, float("inf"), float("nan"), "soon"])
-def test_a_foolish_wait_loses_nothing(lattice: Lattice, delay: Any) -> None:
-    @lattice.task(max_retries=1)
-    def later() -> None:
-        raise dramatiq.Retry(delay=delay)
+def test_a_foolish_wait_loses_nothing(lattice: Lattice) -> None:
+    waits: list[Any] = [-5, 10**30, float("inf"), float("nan"), "soon"]
 
-    job = later.submit()
+    @lattice.task(max_retries=1)
+    def later(number: int) -> None:
+        raise dramatiq.Retry(delay=waits[number])
+
+    jobs = later.submit_many([(number,) for number in range(len(waits))])
     with working(lattice):
-        picture = until_state(job, "scheduled", "parked")
-    assert "Retry" in picture.error
+        pictures = [until_state(job, "scheduled", "parked") for job in jobs]
+    assert all("Retry" in picture.error for picture in pictures)
 
 
 def test_what_a_task_throws_on_purpose_is_parked_at_once(lattice: Lattice) -> None:
@@ -197,37 +200,34 @@ def test_a_predicate_ends_the_retries_and_sees_the_count(lattice: Lattice) -> No
     assert seen == [(0, "no"), (1, "no"), (2, "no")]
 
 
-@pytest.mark.filterwarnings(
-    "ignore::pytest.PytestUnhandledThreadExceptionWarning"
-)  # bad `throws` kill Dramatiq's thread
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"retry_when": lambda count, error: 1 // 0},
-        {"max_retries": "many"},
-        {"min_backoff": None},
-        {"max_backoff": "long"},
-        {"throws": "KeyError"},
-        {"on_retry_exhausted": "nobody", "max_retries": 0},
-    ],
-    ids=lambda options: next(iter(options)),
-)
-def test_options_that_fail_themselves_park_the_task_instead_of_losing_it(
-    lattice: Lattice, options: dict[str, Any]
-) -> None:
-    @lattice.task(**options)
-    def fail() -> None:
-        raise ValueError("the real reason")
+# Bad `throws` kill Dramatiq's thread, which is replaced.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_options_that_fail_themselves_park_the_task_instead_of_losing_it(lattice: Lattice) -> None:
+    def declare(name: str, options: dict[str, Any]) -> Any:
+        @lattice.task(name=name, **options)
+        def fail() -> None:
+            raise ValueError("the real reason")
+
+        return fail
+
+    foolish: dict[str, dict[str, Any]] = {
+        "retry_when": {"retry_when": lambda count, error: 1 // 0},
+        "max_retries": {"max_retries": "many"},
+        "min_backoff": {"min_backoff": None},
+        "max_backoff": {"max_backoff": "long"},
+        "throws": {"throws": "KeyError"},
+        "on_retry_exhausted": {"on_retry_exhausted": "nobody", "max_retries": 0},
+    }
 
     @lattice.task
     def fine() -> int:
         return 1
 
-    job = fail.submit()
+    jobs = [declare(name, options).submit() for name, options in foolish.items()]
     with working(lattice, threads=1):
-        picture = until_state(job, "parked")
+        pictures = [until_state(job, "parked") for job in jobs]
         assert fine.submit().result(timeout=10) == 1
-    assert "the real reason" in picture.error
+    assert all("the real reason" in picture.error for picture in pictures)
 
 
 def test_who_wants_to_know_is_told_once_that_the_retries_are_spent(lattice: Lattice) -> None:
@@ -336,51 +336,39 @@ def recurse() -> None:
     recurse()
 
 
-@pytest.mark.parametrize(
-    ("error", "told"),
-    [
-        (ValueError("a\0b"), r"ValueError: a\x00b"),
-        (ValueError("half a pair \ud800"), r"ValueError: half a pair \ud800"),
-        (ValueError("x" * 100_000), "ValueError: xxx"),
-        (Unspeakable(), "its text cannot be read"),
-        (SystemExit(3), "SystemExit: 3"),
-        (KeyboardInterrupt(), "KeyboardInterrupt"),
-        (GeneratorExit(), "GeneratorExit"),
-        (MemoryError(), "MemoryError"),
-        (BaseException("base"), "BaseException: base"),
-        (ExceptionGroup("several", [ValueError("one"), KeyError("two")]), "ExceptionGroup: several"),
-        (recurse, "RecursionError"),
-    ],
-    ids=repr,
-)
-def test_whatever_a_task_raises_it_is_parked_readable(lattice: Lattice, error: Any, told: str) -> None:
+RAISED: list[tuple[Any, str]] = [
+    (ValueError("a\0b"), r"ValueError: a\x00b"),
+    (ValueError("half a pair \ud800"), r"ValueError: half a pair \ud800"),
+    (ValueError("x" * 100_000), "ValueError: xxx"),
+    (Unspeakable(), "its text cannot be read"),
+    (SystemExit(3), "SystemExit: 3"),
+    (KeyboardInterrupt(), "KeyboardInterrupt"),
+    (GeneratorExit(), "GeneratorExit"),
+    (MemoryError(), "MemoryError"),
+    (BaseException("base"), "BaseException: base"),
+    (ExceptionGroup("several", [ValueError("one"), KeyError("two")]), "ExceptionGroup: several"),
+    (recurse, "RecursionError"),
+]
+
+
+def test_whatever_a_task_raises_it_is_parked_readable(lattice: Lattice) -> None:
     """Reliability 22: NUL and lone surrogates in exception texts too."""
 
     @lattice.task(max_retries=0)
-    def fail() -> None:
+    def fail(number: int) -> None:
+        error = RAISED[number][0]
         if isinstance(error, BaseException):
             raise error
         error()
 
-    job = fail.submit()
+    jobs = fail.submit_many([(number,) for number in range(len(RAISED))])
     with working(lattice, threads=1):
-        picture = until_state(job, "parked")
-    letter = lattice.dead_letters("default").get(picture.entry_id)
+        pictures = [until_state(job, "parked") for job in jobs]
 
-    assert told in letter.error
-    assert picture.error == letter.error
-    assert "in fail" in letter.traceback
-    assert len(letter.error.encode()) <= 4_096
-    assert len(letter.traceback.encode()) <= 32_768
-
-
-@pytest.mark.parametrize(("error", "told"), [(ValueError(), "ValueError"), (ValueError("no"), "ValueError: no")])
-def test_an_error_without_a_text_is_only_named(lattice: Lattice, error: Exception, told: str) -> None:
-    @lattice.task(max_retries=0)
-    def fail() -> None:
-        raise error
-
-    with working(lattice):
-        picture = until_state(fail.submit(), "parked")
-
-    assert picture.error == told
+    for picture, (_, told) in zip(pictures, RAISED, strict=True):
+        letter = lattice.dead_letters("default").get(picture.entry_id)
+        assert told in letter.error
+        assert picture.error == letter.error
+        assert "in fail" in letter.traceback
+        assert len(letter.error.encode()) <= 4_096
+        assert len(letter.traceback.encode()) <= 32_768

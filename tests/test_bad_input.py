@@ -29,6 +29,8 @@ from lattice_tasks.errors import (
 from lattice_tasks.tasks.arguments import encode_body
 from tests.working import done, opened, stored, working
 
+pytestmark = pytest.mark.recycled
+
 MIB = 1_048_576
 NAIVE = datetime.fromisoformat("2030-01-01")
 JSON = st.recursive(
@@ -263,10 +265,10 @@ def test_a_bad_queue_name_is_refused_everywhere(embedded: Lattice, name: Any) ->
 
 
 @pytest.mark.parametrize("actor", ["", "x" * 256, "a\0b", "\ud800", "a\nb", None, 7])
-def test_a_bad_actor_name_is_refused(lattice: Lattice, actor: Any) -> None:
+def test_a_bad_actor_name_is_refused(embedded: Lattice, actor: Any) -> None:
     with pytest.raises(InvalidInput, match="actor name"):
-        lattice.submit("q", actor)
-    assert stored(lattice) == 0
+        embedded.submit("default", actor)
+    assert stored(embedded) == 0
 
 
 @pytest.mark.parametrize(
@@ -274,23 +276,23 @@ def test_a_bad_actor_name_is_refused(lattice: Lattice, actor: Any) -> None:
     [{"x": object()}, {"x": "\0"}, {"x": "\ud800"}, {"x": {1: 2}}, {"x": float("nan")}, {"x": nested(100)}],
     ids=repr,
 )
-def test_bad_options_of_a_message_are_refused(lattice: Lattice, options: dict[str, Any]) -> None:
-    @lattice.task
+def test_bad_options_of_a_message_are_refused(embedded: Lattice, options: dict[str, Any]) -> None:
+    @embedded.task(name=f"take-{uuid4()}")
     def take() -> None: ...
 
     with pytest.raises(InvalidInput, match="option x"):
         take.send_with_options(**options)
-    assert stored(lattice) == 0
+    assert stored(embedded) == 0
 
 
 @pytest.mark.parametrize("message_id", ["", "x", "0198c5b2", "' or 1=1 --", "\0", "\ud800", 7, "é" * 36])
-def test_a_forged_message_id_is_refused(lattice: Lattice, message_id: Any) -> None:
-    @lattice.task
+def test_a_forged_message_id_is_refused(embedded: Lattice, message_id: Any) -> None:
+    @embedded.task(name=f"take-{uuid4()}")
     def take() -> None: ...
 
     with pytest.raises(InvalidInput, match="message id"):
-        lattice.broker.enqueue(take.message().copy(message_id=message_id))
-    assert stored(lattice) == 0
+        embedded.broker.enqueue(take.message().copy(message_id=message_id))
+    assert stored(embedded) == 0
 
 
 def test_a_message_id_is_the_invocations_id_however_it_is_written(lattice: Lattice) -> None:

@@ -15,6 +15,8 @@ from lattice_tasks.errors import TaskNotFound
 from lattice_tasks.tasks.claim import rescue
 from tests.working import Gate, change, done, heard, opened, rows, states, stored, until, until_state, working
 
+pytestmark = pytest.mark.recycled
+
 QUICK = {"lease_ms": 1_000}  # so that a worker beats every 200 ms
 
 

@@ -12,6 +12,8 @@ from lattice_tasks.store.engine import Session
 from lattice_tasks.tasks import settle as settle_room
 from tests.working import Gate, done, heard, opened, states, stored, until, until_state, working
 
+pytestmark = pytest.mark.recycled
+
 SOON = {"min_backoff": 1, "max_backoff": 2}
 
 

@@ -17,6 +17,8 @@ from lattice_tasks.tasks.settle import Kind
 from tests.claimers import Claimer, outcome
 from tests.working import change, opened, rows, states, stored, until, working
 
+pytestmark = pytest.mark.recycled
+
 
 @pytest.fixture
 def lattice(store_url: str) -> Iterator[Lattice]:

@@ -125,8 +125,9 @@ def test_the_stock_command_runs_retries_limits_chains_and_results(site: Site) ->
 
 
 @pytest.mark.slow
-def test_stopping_the_stock_command_hands_back_what_runs_uncharged(site: Site) -> None:
+def test_stopping_the_stock_command_hands_back_what_runs_uncharged(postgres_url: str, tmp_path: Path) -> None:
     """Reliability 2; and it serves the queues it is told to."""
+    site = Site(tmp_path, postgres_url)
     with opened(site.store_url) as lattice:
         jobs = [lattice.submit("gpu", "patient"), lattice.submit("cpu", "note", ("x",))]
         with site.running("--queues", "gpu", "--worker-shutdown-timeout", "5000"):

@@ -15,6 +15,8 @@ from lattice_tasks.store.submits import find_holders
 from lattice_tasks.tasks import submit as submit_room
 from tests.working import change, done, opened, rows, states, stored, until_state, working
 
+pytestmark = pytest.mark.recycled
+
 THREADS = 20
 
 

@@ -1,7 +1,6 @@
 """Dramatiq's own middleware works unchanged, and so does a user's."""
 
 import logging
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
@@ -16,7 +15,9 @@ from dramatiq.results import Results
 from lattice_tasks import Lattice, Park, current
 from lattice_tasks.broker import pump
 from lattice_tasks.errors import InvalidOperation
-from tests.working import Gate, change, done, opened, states, stored, until, until_state, working
+from tests.working import Gate, boot_time_limit, change, done, opened, spin, states, stored, until, until_state, working
+
+pytestmark = pytest.mark.recycled
 
 SOON = {"min_backoff": 1, "max_backoff": 2}
 
@@ -25,21 +26,6 @@ SOON = {"min_backoff": 1, "max_backoff": 2}
 def lattice(store_url: str) -> Iterator[Lattice]:
     with opened(store_url) as lattice:
         yield lattice
-
-
-def spin(seconds: float = 30) -> None:
-    """Work that an interrupt gets through."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        pass
-
-
-def boot_time_limit(lattice: Lattice) -> None:
-    """As the `dramatiq` command and `lattice-tasks worker` do before they start a worker; looking more often."""
-    for middleware in lattice.broker.middleware:
-        if isinstance(middleware, TimeLimit):
-            middleware.manager.interval = 0.05
-    lattice.broker.emit_after("process_boot")
 
 
 def test_a_task_beyond_its_time_limit_is_interrupted_and_parked_as_such(lattice: Lattice) -> None:
@@ -253,8 +239,13 @@ def test_a_users_middleware_sees_every_signal_in_its_order(lattice: Lattice) -> 
 
 
 @pytest.mark.parametrize("signal", ["before_process", "after_process", "before_ack", "after_ack", "after_skip"])
-def test_a_hook_that_fails_loses_nothing(lattice: Lattice, signal: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_hook_that_fails_loses_nothing(sqlite_url: str, signal: str, caplog: pytest.LogCaptureFixture) -> None:
     """No middleware trap."""
+    with opened(sqlite_url) as lattice:
+        survive(lattice, signal, caplog)
+
+
+def survive(lattice: Lattice, signal: str, caplog: pytest.LogCaptureFixture) -> None:
     lattice.broker.add_middleware(Nosy(**{signal: RuntimeError("the hook is broken")}))
 
     @lattice.task(max_retries=0)

@@ -10,6 +10,8 @@ import pytest
 from lattice_tasks import Lattice
 from tests.working import Gate, change, done, heard, opened, rows, states, stored, until, until_state, working
 
+pytestmark = pytest.mark.recycled
+
 
 @pytest.fixture
 def lattice(store_url: str) -> Iterator[Lattice]:

@@ -13,6 +13,8 @@ from lattice_tasks.tasks.settle import Kind
 from tests.claimers import Claimer, outcome
 from tests.working import change, done, heard, opened, rows, states, stored, until, until_state, working
 
+pytestmark = pytest.mark.recycled
+
 
 @pytest.fixture
 def lattice(store_url: str) -> Iterator[Lattice]:

@@ -74,30 +74,25 @@ def test_ten_queues_in_a_worker_cost_one_connection_for_work_and_one_for_heartbe
         until(lambda: server.connections() == 0, "none after it has stopped")
 
 
-@pytest.mark.rabbitmq
-@pytest.mark.parametrize("broker", ["RabbitMQ", "none"])
 def test_an_idle_worker_asks_the_store_at_most_five_times_a_second(
-    postgres_url: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, broker: str
+    postgres_url: str, rabbitmq_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broker_url = request.getfixturevalue("rabbitmq_url") if broker == "RabbitMQ" else ""
     asked: Counter[str] = Counter()
     for name in ("fetch", "execute", "execute_many", "_plain"):
         monkeypatch.setattr(Session, name, counting(getattr(Session, name), asked))
-    with opened(postgres_url, broker_url=broker_url, namespace=f"idle-{uuid4()}") as lattice:
+    with opened(postgres_url, broker_url=rabbitmq_url, namespace=f"idle-{uuid4()}") as lattice:
         events = heard(lattice)
         tasks = declare(lattice, 10)
         with working(lattice, threads=4):
             tasks[0].submit()
             done(lattice, "q0")
-            if broker_url:
-                until(lambda: lattice._notifier.is_connected)
-                until(lambda: len(lattice._notifier._consumers) == 10)
+            until(lambda: lattice._notifier.is_connected)
+            until(lambda: len(lattice._notifier._consumers) == 10)
             settled, started = sum(asked.values()), time.monotonic()
             until(lambda: time.monotonic() - started > 3)
             per_second = (sum(asked.values()) - settled) / (time.monotonic() - started)
         assert events.of("broker.unavailable") == []
-    limit = 5 if broker_url else 9  # without wake-ups it polls every 250 ms
-    assert per_second <= limit, asked.most_common(5)
+    assert per_second <= 5, asked.most_common(5)
 
 
 def counting(original: Any, asked: Counter[str]) -> Any:

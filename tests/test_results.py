@@ -11,6 +11,8 @@ from lattice_tasks import Lattice
 from lattice_tasks.errors import ResultNotStored
 from tests.working import heard, opened, until_state, working
 
+pytestmark = pytest.mark.recycled
+
 
 @pytest.fixture
 def lattice(store_url: str) -> Iterator[Lattice]:

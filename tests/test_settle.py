@@ -14,6 +14,8 @@ from lattice_tasks.tasks.settle import Kind
 from tests.claimers import Claimer, outcome
 from tests.working import change, opened, rows, states, stored
 
+pytestmark = pytest.mark.recycled
+
 SUCCESS = b'{"x":1}'
 
 
@@ -40,41 +42,44 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("kind", Kind)
-def test_each_kind_of_outcome_leads_where_the_table_says(lattice: Lattice, claimer: Claimer, kind: Kind) -> None:
+def test_each_kind_of_outcome_leads_where_the_table_says(lattice: Lattice, claimer: Claimer) -> None:
     """T-01"""
-    job = lattice.submit("q", "idle")
-    claimed = claimer.claim_one()
+    for kind in Kind:
+        job = lattice.submit("q", "idle")
+        claimed = claimer.claim_one()
 
-    settled = claimer.settle((claimed, outcome(kind, delay_us=60_000_000 if kind is Kind.RETRY else 0)))
+        settled = claimer.settle((claimed, outcome(kind, delay_us=60_000_000 if kind is Kind.RETRY else 0)))
 
-    picture = job.refresh()
-    assert (picture.state, picture.attempt) == ENDS[kind]
-    assert settled.refused == []
-    assert stored(lattice, "lease") == 0
-    assert sum(stored(lattice, place) for place in ("ready", "scheduled")) == (kind in (Kind.RETRY, Kind.RELEASE))
+        picture = job.refresh()
+        assert (picture.state, picture.attempt) == ENDS[kind]
+        assert settled.refused == []
+        assert stored(lattice, "lease") == 0
+        assert sum(stored(lattice, place) for place in ("ready", "scheduled")) == (kind in (Kind.RETRY, Kind.RELEASE))
+        change(lattice, "delete from lattice_ready")
+        change(lattice, "delete from lattice_scheduled")
 
 
-@pytest.mark.parametrize("kind", Kind)
-def test_a_stale_token_changes_nothing(lattice: Lattice, claimer: Claimer, kind: Kind) -> None:
+def test_a_stale_token_changes_nothing(lattice: Lattice, claimer: Claimer) -> None:
     """T-04, I8: another batch, another worker, or a lease that is gone."""
     job = lattice.submit("q", "idle")
     claimed = claimer.claim_one()
     before = picture_of(lattice)
 
-    for settled in (
-        claimer.settle((claimed, outcome(kind)), batch=claimer.batch + 1),
-        claimer.settle((claimed, outcome(kind)), batch=claimer.batch - 1),
-        claimer.settle((claimed, outcome(kind)), worker_id=claimer.worker_id + 1),
-    ):
-        assert (settled.refused, settled.events, settled.woken) == ([claimed.seq], [], set())
+    for kind in Kind:
+        for settled in (
+            claimer.settle((claimed, outcome(kind)), batch=claimer.batch + 1),
+            claimer.settle((claimed, outcome(kind)), batch=claimer.batch - 1),
+            claimer.settle((claimed, outcome(kind)), worker_id=claimer.worker_id + 1),
+        ):
+            assert (settled.refused, settled.events, settled.woken) == ([claimed.seq], [], set())
     assert claimer.turn([(claimed.seq, claimer.batch + 7, SUCCESS)]).refused == [claimed.seq]
 
     assert picture_of(lattice) == before
     assert job.refresh().state == "running"
     claimer.batch = 1
     assert claimer.settle((claimed, outcome(Kind.SUCCEED)), batch=1).refused == []
-    assert claimer.settle((claimed, outcome(kind)), batch=1).refused == [claimed.seq]
+    for kind in Kind:
+        assert claimer.settle((claimed, outcome(kind)), batch=1).refused == [claimed.seq]
     assert job.refresh().state == "succeeded"
 
 

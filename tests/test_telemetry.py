@@ -12,6 +12,8 @@ from lattice_tasks import Lattice, Park
 from lattice_tasks.telemetry import EVENTS, Telemetry, make_log
 from tests.working import done, heard, opened, until_state, working
 
+pytestmark = pytest.mark.recycled
+
 CANARY = "s3cr3t-CANARY"
 
 

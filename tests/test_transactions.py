@@ -23,6 +23,8 @@ try:
 except ImportError:
     import sqlite3 as sqlite  # type: ignore[no-redef]
 
+pytestmark = pytest.mark.recycled
+
 CREATE = "create table mine (value integer)"
 INSERT = "insert into mine (value) values (1)"
 READ_COMMITTED, REPEATABLE_READ = psycopg.IsolationLevel.READ_COMMITTED, psycopg.IsolationLevel.REPEATABLE_READ
@@ -73,7 +75,8 @@ class Caller:
         self.connection.close()
 
 
-POSTGRES_KINDS = ("psycopg", "psycopg autocommit", "psycopg dicts", "peewee")
+POSTGRES_KINDS = ("psycopg", "peewee")
+ODD_KINDS = ("psycopg autocommit", "psycopg dicts")
 SQLITE_KINDS = ("peewee sqlite", "sqlite")
 
 
@@ -105,6 +108,27 @@ def test_a_submit_commits_together_with_what_the_caller_wrote(place: tuple[Latti
     assert states([job, *many]) == ["waiting"] * 4
     assert seen_from_outside(lattice) == 4
     assert rows(lattice, "select count(*) from mine") == [(1,)]
+
+
+@pytest.mark.parametrize("kind", ODD_KINDS)
+def test_a_connection_may_be_set_up_as_its_owner_likes(postgres_url: str, kind: str) -> None:
+    with opened(postgres_url) as lattice, closing(Caller(kind, postgres_url)) as caller:
+        with lattice.transaction(caller.connection):
+            caller.run(CREATE)
+            lattice.submit("q", "idle", (1,), key="k")
+            assert not lattice.submit("q", "idle", (1,), key="k").created
+            assert seen_from_outside(lattice) == 0
+        with suppress(ZeroDivisionError), lattice.transaction(caller.connection):
+            lattice.submit("q", "idle")
+            raise ZeroDivisionError
+        caller.begin()
+        with lattice.joining(caller.connection):
+            lattice.submit("q", "idle")
+        caller.commit()
+        assert seen_from_outside(lattice) == 2
+        if kind == "psycopg autocommit":
+            with pytest.raises(InvalidOperation, match=r"use lattice\.transaction"), lattice.joining(caller.connection):
+                pass
 
 
 def test_a_submit_is_rolled_back_together_with_what_the_caller_wrote(place: tuple[Lattice, Caller]) -> None:
@@ -148,7 +172,7 @@ def test_workers_are_woken_after_the_commit_and_only_then(place: tuple[Lattice, 
     woken: list[object] = []
     with working(lattice):
         until(lambda: ran == [0])
-        lattice._notifier.subscribe([lattice.queues.get("q").id], woken.append)
+        lattice._notifier.subscribe([lattice.queues.get("q").id], lambda *told: woken.append(told))
         with lattice.transaction(caller.connection):
             note.submit(1)
             note.submit(2)
@@ -236,7 +260,7 @@ def test_beginning_inside_an_open_transaction_is_refused(place: tuple[Lattice, C
 
 def test_joining_without_a_transaction_is_refused(place: tuple[Lattice, Caller]) -> None:
     lattice, caller = place
-    if caller.kind in ("psycopg", "psycopg dicts", "sqlite"):
+    if caller.kind in ("psycopg", "sqlite"):
         pytest.skip("the first statement opens one by itself")
 
     with pytest.raises(InvalidOperation, match=r"use lattice\.transaction"), lattice.joining(caller.connection):
@@ -337,7 +361,7 @@ def test_a_transaction_that_cannot_commit_stores_nothing_and_wakes_nobody(postgr
     with opened(postgres_url) as lattice, psycopg.connect(postgres_url) as connection:
         lattice.queues.add("q")
         woken: list[object] = []
-        lattice._notifier.subscribe([lattice.queues.get("q").id], woken.append)
+        lattice._notifier.subscribe([lattice.queues.get("q").id], lambda *told: woken.append(told))
         with pytest.raises((psycopg.Error, StoreError)):  # noqa: PT012 - the end of the block raises
             with lattice.transaction(connection):
                 lattice.submit("q", "idle")

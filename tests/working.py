@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import dramatiq
+from dramatiq.middleware import TimeLimit
 
 from lattice_tasks import Lattice
 from lattice_tasks.store.engine import Statement
@@ -125,3 +126,18 @@ class Gate:
 
     def await_entered(self, count: int = 1) -> None:
         until(lambda: self.entered >= count, f"{count} inside the gate")
+
+
+def spin(seconds: float = 30) -> None:
+    """Work that an interrupt gets through."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pass
+
+
+def boot_time_limit(lattice: Lattice) -> None:
+    """As the `dramatiq` command and `lattice-tasks worker` do before they start a worker; looking more often."""
+    for middleware in lattice.broker.middleware:
+        if isinstance(middleware, TimeLimit):
+            middleware.manager.interval = 0.05
+    lattice.broker.emit_after("process_boot")
