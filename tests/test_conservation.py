@@ -57,7 +57,7 @@ class Lives(RuleBasedStateMachine):
             claimer.close()
         self.lattice.close()
 
-    @rule(target=jobs, is_later=st.booleans(), count=st.integers(1, 3))
+    @rule(target=jobs, is_later=st.booleans(), count=st.integers(1, 2))
     def submit(self, is_later: bool, count: int) -> object:
         options = {"_delay": timedelta(hours=1)} if is_later else {}
         new = self.lattice.submit_calls("q", "idle", [((), {})] * count, options)
@@ -78,9 +78,16 @@ class Lives(RuleBasedStateMachine):
             self.held[one.id] = (claimer.worker_id, claimer.batch)
         return multiple(*[(one, claimer.worker_id, claimer.batch) for one in claimed])
 
-    @rule(lease=consumes(leases), kind=st.sampled_from(Kind))
-    def settle(self, lease: tuple[Claimed, int, int], kind: Kind) -> None:
+    @rule(lease=consumes(leases), kind=st.sampled_from(Kind), is_cancelled=st.booleans(), is_replayed=st.booleans())
+    def settle(self, lease: tuple[Claimed, int, int], kind: Kind, is_cancelled: bool, is_replayed: bool) -> None:
         claimed, worker_id, batch = lease
+        if is_cancelled:
+            self.cancel(self.lattice.job(claimed.id))
+        self._settle(claimed, worker_id, batch, kind)
+        if is_replayed:
+            self.replay(self.lattice.job(claimed.id))
+
+    def _settle(self, claimed: Claimed, worker_id: int, batch: int, kind: Kind) -> None:
         delay_us = 3_600_000_000 if kind is Kind.RETRY else 0
         settled = self.claimers[0].settle((claimed, outcome(kind, delay_us=delay_us)), batch=batch, worker_id=worker_id)
         if self.held.get(claimed.id) != (worker_id, batch):
