@@ -11,6 +11,7 @@ import os
 import random
 import threading
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from time import sleep
 from typing import Any
 
@@ -156,7 +157,7 @@ class AmqpNotifier:
                 while not stopping.is_set():
                     self._attend()
                     self._connection.process_data_events(time_limit=_BUSY_S if not self._wanted else 1.0)
-            except (AMQPError, OSError, ValueError, KeyError, IndexError) as error:
+            except Exception as error:  # noqa: BLE001 - pika's errors have no common root, and this thread must not end
                 self._forget_connection()
                 wait_s = pause_s * random.uniform(0.5, 1.0)
                 if not was_down and not stopping.is_set():
@@ -182,11 +183,9 @@ class AmqpNotifier:
     def _forget_connection(self) -> None:
         connection, self._channel, self._connection, self._consumers = self._connection, None, None, {}
         self._missed.update(self._subscribed)
-        try:
+        with suppress(Exception):
             if connection is not None and connection.is_open:
                 connection.close()
-        except (AMQPError, OSError):
-            return
 
     def _attend(self) -> None:
         """In the owning thread: follow the wish to listen, then publish what is pending, merged."""
