@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 
 from lattice_tasks import Lattice
-from lattice_tasks.errors import StoreError
-from lattice_tasks.store import workers
+from lattice_tasks.broker import pump
+from lattice_tasks.errors import StoreError, StoreUnavailable
+from lattice_tasks.store import turns, workers
 from lattice_tasks.store.session import Session
 from lattice_tasks.tasks.settle import Kind
 from tests.claimers import Claimer, outcome
-from tests.working import change, opened, rows, states, stored
+from tests.working import change, heard, opened, rows, states, stored, working
 
 pytestmark = pytest.mark.recycled
 
@@ -226,6 +227,38 @@ def test_leaving_in_good_order_charges_nothing(lattice: Lattice, claimer: Claime
     assert states(jobs) == ["waiting"] * 3
     assert rows(lattice, "select attempt, flags from lattice_ready") == [(0, 0)] * 3
     assert stored(lattice, "worker") == 0
+
+
+def test_a_turn_whose_answer_was_lost_neither_repeats_nor_loses_anything(
+    lattice: Lattice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reliability 12: it settled one and claimed another, and nobody heard of either."""
+    ran: list[int] = []
+
+    @lattice.task(queue="q")
+    def note(number: int) -> int:
+        ran.append(number)
+        return number
+
+    def lose(session: Session, worker_id: int, batch: int, succeeded: Any, wants: Any, watched: Any) -> Any:
+        brought = turns.turn(session, worker_id, batch, succeeded, wants, watched)
+        if succeeded and brought.claimed and not lost:
+            lost.extend(one.id for one in brought.claimed)
+            raise StoreUnavailable("the connection was lost")
+        return brought
+
+    lost: list[str] = []
+    monkeypatch.setattr(pump, "turn", lose)
+    events = heard(lattice)
+    jobs = note.submit_many([(number,) for number in range(3)])
+    with working(lattice, threads=1):
+        assert [job.result(timeout=10) for job in jobs] == [0, 1, 2]
+
+    assert lost
+    assert sorted(ran) == [0, 1, 2]
+    assert {job.refresh().attempt for job in jobs} == {0}
+    assert events.of("settle.refused") == []
+    assert events.of("store.recovered")
 
 
 def test_a_retention_of_nothing_keeps_what_is_open_or_parked(lattice: Lattice, claimer: Claimer) -> None:
