@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from lattice_tasks import Lattice
-from tests.history import History, HistoryChecker, Witnessed
+from tests.history import History, HistoryChecker
+from tests.witness import Witnessed
 from tests.working import opened
 
 

@@ -1,14 +1,12 @@
-"""Worker processes under test: started, killed, frozen and stopped by pid, and never left behind."""
+"""A life under test: its store, its history, its workers, and what is done to them."""
 
 import os
 import random
 import signal
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,12 +14,12 @@ import dramatiq
 
 from lattice_tasks import Lattice
 from lattice_tasks.errors import StoreError, StoreUnavailable
-from tests.history import History, HistoryChecker, Row, Witnessed
+from tests.history import History, HistoryChecker
+from tests.paths.processes import PATIENCE_S, ROOT, Process, is_alive
+from tests.witness import Row, Witnessed
 from tests.working import until
 
-ROOT = Path(__file__).resolve().parents[2]
 APP = "tests.paths.apps.lives"
-PATIENCE_S = 30.0
 
 
 def settled(condition: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> Any:
@@ -149,7 +147,7 @@ class Life:
 
     def worker(
         self, threads: int = 4, shutdown_ms: int = 5_000, is_awaited: bool = True, app: str = APP, **environment: str
-    ) -> "Process":
+    ) -> Process:
         """One plain worker process, ready for work."""
         command = [sys.executable, "-m", "tests.paths.apps.serve", app, str(threads), str(shutdown_ms)]
         process = self.run(command, **environment)
@@ -157,7 +155,7 @@ class Life:
             self.event("worker.started", pid=process.pid)
         return process
 
-    def run(self, command: Sequence[str], **environment: str) -> "Process":
+    def run(self, command: Sequence[str], **environment: str) -> Process:
         """Any process with the settings of this life."""
         log = self.folder / f"{len(self._processes)}.log"
         process = Process(command, self.environment | environment, log)
@@ -169,6 +167,15 @@ class Life:
         self.history.note("fault", kind="kill -9", victim=pid)
         os.kill(pid, signal.SIGKILL)
         return time.monotonic()
+
+    def freeze(self, process: Process) -> None:
+        """Stop every thread of it, written down; not while it holds the only writer's place of a SQLite file, which would stop all."""
+        self.history.note("fault", kind="SIGSTOP", victim=process.pid)
+        process.freeze()
+        while not self.store.is_writable():
+            process.thaw()
+            threading.Event().wait(0.02)
+            process.freeze()
 
     def fault(self, kind: str, **facts: Any) -> None:
         """Write down a fault, so that the checker allows for it."""
@@ -233,53 +240,6 @@ class Submitting:
             self._over.wait(self._every_s)
 
 
-class Process:
-    """A started process, whose output goes to a file."""
-
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
-        self.log = log
-        with open(log, "wb") as output:
-            self._process = subprocess.Popen(
-                command, env=dict(environment), cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output
-            )
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
-    def is_alive(self) -> bool:
-        return self._process.poll() is None
-
-    def signal(self, number: int) -> None:
-        self._process.send_signal(number)
-
-    def wait(self, patience_s: float = PATIENCE_S) -> int:
-        """Its exit code."""
-        return self._process.wait(patience_s)
-
-    def stop(self, patience_s: float = PATIENCE_S) -> int:
-        """SIGTERM, and its exit code."""
-        self.signal(signal.SIGTERM)
-        return self.wait(patience_s)
-
-    def end(self) -> None:
-        """Leave nothing behind: it, and whatever it started."""
-        if self.is_alive:
-            family = [self.pid, *children(self.pid)]
-            self.signal(signal.SIGCONT)
-            self._process.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(3)
-            for pid in family:
-                if is_alive(pid) and str(ROOT) in environment_of(pid):
-                    os.kill(pid, signal.SIGKILL)
-            self._process.wait(5)
-
-    def text(self) -> str:
-        return self.log.read_text(errors="replace")
-
-
 class Fleet:
     """Plain worker processes of which each that dies is replaced, whenever the test looks after them."""
 
@@ -314,26 +274,3 @@ class Supervised:
     def replaced(self) -> int:
         """How often it has replaced a worker that died."""
         return self.process.text().count("supervisor.child_died")
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return not Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].startswith(" Z")
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def children(pid: int) -> list[int]:
-    """Its children and theirs."""
-    try:
-        direct = [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except (FileNotFoundError, ProcessLookupError):
-        return []
-    return direct + [other for one in direct for other in children(one)]
-
-
-def environment_of(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/environ").read_text(errors="replace")
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return ""

@@ -98,7 +98,7 @@ def test_a_frozen_rabbitmq_holds_up_neither_submits_nor_work(
     living: Life, own_rabbitmq: RabbitMQ, frozen_s: int
 ) -> None:
     """C14, faults 6: it accepts bytes and never answers; heartbeats find that out, polling bridges it."""
-    living.worker(LATTICE_POLL_MS="500")
+    everyone = [living.worker(LATTICE_POLL_MS="500").pid, os.getpid()]
     pid = own_rabbitmq.pid
     assert pid is not None
     starts_within_a_second(living, "before")
@@ -117,11 +117,14 @@ def test_a_frozen_rabbitmq_holds_up_neither_submits_nor_work(
 
     assert start["at"] - frozen_at < 1.5
     no_submit_waited(stream)
-    if frozen_s > 60:  # two heartbeats of 30 s
-        assert living.history.events("broker.unavailable")
-    living.submit("work", "after")
-    assert living.started("after")
-    living.checked(budget=1, is_over=False)
+    if frozen_s > 60:  # two heartbeats of 30 s: both ends have found out, and both have to come back
+        told_by_all(living, "broker.unavailable", everyone)
+        told_by_all(living, "broker.recovered", everyone)
+    woken = len(living.history.events("wakeup.received"))
+    starts_within_a_second(living, "after")
+    assert settled(lambda: len(living.history.events("wakeup.received")) > woken, "a wake-up")
+    living.finished()
+    living.checked(budget=1)
 
 
 @pytest.mark.soak

@@ -8,7 +8,8 @@ import pytest
 
 from lattice_tasks.tasks.invocation import State
 from tests.paths.conftest import Begin
-from tests.paths.fleet import APP, Life, Process, Supervised
+from tests.paths.fleet import APP, Life, Supervised
+from tests.paths.processes import Process
 from tests.servers import Postgres
 
 BRIEF_MS = 300

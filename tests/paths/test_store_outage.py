@@ -15,7 +15,8 @@ from lattice_tasks.errors import StoreUnavailable
 from lattice_tasks.store.session import sqlite
 from lattice_tasks.tasks.invocation import State
 from tests.paths.conftest import Begin
-from tests.paths.fleet import Life, children, settled
+from tests.paths.fleet import Life, settled
+from tests.paths.processes import children
 from tests.servers import Postgres
 
 LEASE_MS = 1_500

@@ -1,6 +1,5 @@
 """Workers that only seem dead: frozen beyond their lease, or too busy to be quick."""
 
-import signal
 import time
 from contextlib import ExitStack
 
@@ -10,7 +9,8 @@ from lattice_tasks import Lattice
 from lattice_tasks.errors import SettingsError
 from lattice_tasks.tasks.invocation import State
 from tests.paths.conftest import Begin
-from tests.paths.fleet import Life, Process, settled
+from tests.paths.fleet import Life, settled
+from tests.paths.processes import Process
 
 
 def frozen_while_it_runs(life: Life, name: str, gate: str) -> tuple[Process, Process]:
@@ -19,8 +19,7 @@ def frozen_while_it_runs(life: Life, name: str, gate: str) -> tuple[Process, Pro
     life.submit("hold", name, gate)
     life.started(name)
     heir = life.worker(threads=1)
-    life.fault("SIGSTOP", victim=zombie.pid)
-    zombie.signal(signal.SIGSTOP)
+    life.freeze(zombie)
     life.event("worker.lost", pid=heir.pid)
     assert [one["pid"] for one in life.started(name, 2)] == [zombie.pid, heir.pid]
     return zombie, heir
@@ -34,7 +33,7 @@ def test_a_frozen_worker_comes_back_too_late_and_completes_nothing(anywhere: Beg
     life.open(gate)
     life.finished()
 
-    zombie.signal(signal.SIGCONT)
+    zombie.thaw()
 
     refused = life.event("settle.refused", pid=zombie.pid)
     assert len(refused) == 1
@@ -51,12 +50,11 @@ def test_a_frozen_worker_that_ends_first_completes_nothing_either(anywhere: Begi
     life.submit("hold", "early", "LIVES_GATE")
     life.started("early")
     heir = life.worker(threads=1, LIVES_GATE=heir_gate)
-    life.fault("SIGSTOP", victim=zombie.pid)
-    zombie.signal(signal.SIGSTOP)
+    life.freeze(zombie)
     life.started("early", 2)
 
     life.open(zombie_gate)
-    zombie.signal(signal.SIGCONT)
+    zombie.thaw()
     life.event("settle.refused", pid=zombie.pid)
     still_open = life.store.rows()[0].state
     life.open(heir_gate)
@@ -74,7 +72,7 @@ def test_a_frozen_worker_takes_a_new_incarnation_and_works_again(anywhere: Begin
     zombie, heir = frozen_while_it_runs(life, "first", gate)
     life.open(gate)
     life.finished()
-    zombie.signal(signal.SIGCONT)
+    zombie.thaw()
     life.event("worker.declared_dead", pid=zombie.pid)
     first, second = life.event("worker.started", 2, pid=zombie.pid)
     assert heir.stop() == 0
@@ -97,13 +95,12 @@ def test_an_incarnation_never_gets_the_number_of_a_dead_one(anywhere: Begin) -> 
     zombie = life.worker(threads=1)
     life.submit("hold", "late", gate)
     life.started("late")
-    life.fault("SIGSTOP", victim=zombie.pid)
-    zombie.signal(signal.SIGSTOP)
+    life.freeze(zombie)
     life.event("worker.lost", pid=observer.pid)
 
     heir = life.worker(threads=1)
     assert life.started("late", 2)[1]["pid"] == heir.pid
-    zombie.signal(signal.SIGCONT)
+    zombie.thaw()
     life.event("worker.declared_dead", pid=zombie.pid)
     life.open(gate)
     life.open(watch)
@@ -124,11 +121,11 @@ def test_workers_that_were_all_frozen_together_bury_nobody(served: Begin) -> Non
         life.started(f"task{number}")
 
     for worker in workers:
-        worker.signal(signal.SIGSTOP)
+        worker.freeze()
     frozen_at = time.monotonic()
     settled(lambda: time.monotonic() - frozen_at > 1.8, "more than a lease")
     for number, worker in enumerate(workers):  # one wakes before the others
-        worker.signal(signal.SIGCONT)
+        worker.thaw()
         settled(lambda passed=2 + 0.2 * number: time.monotonic() - frozen_at > passed, "the next to wake")
     settled(lambda: time.monotonic() - frozen_at > 3.5, "time for a wrong burial")
     life.open(gate)
@@ -191,12 +188,11 @@ def test_many_frozen_workers_complete_nothing_late(anywhere: Begin) -> None:
         zombie = life.worker(threads=1)
         life.submit("hold", name, gate)
         frozen = zombie if life.started(name)[0]["pid"] == zombie.pid else heir
-        life.fault("SIGSTOP", victim=frozen.pid)
-        frozen.signal(signal.SIGSTOP)
+        life.freeze(frozen)
         life.started(name, 2)
         life.open(gate)
         life.finished()
-        frozen.signal(signal.SIGCONT)
+        frozen.thaw()
         life.event("settle.refused", number + 1)
         zombie.stop()
     life.checked()

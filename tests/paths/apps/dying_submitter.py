@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 from lattice_tasks import Lattice
-from tests.history import History, Witnessed
+from tests.history import History
+from tests.witness import Witnessed
 
 history = History(Path(os.environ["LIVES_HISTORY"]))
 lattice = Lattice(set_default=False)
