@@ -44,24 +44,16 @@ class Maintenance:
         self._wake = wake
         self._observer = Observer(settings.lease_ms / 1_000)
         self._pruned_to = 0
-        now = self._called_at = clock.monotonic()
+        now = clock.monotonic()
         self._chores = [
-            _Chore("rescue", min(1.0, settings.lease_ms / 4_000), self._rescue, now),
+            _Chore("rescue", 0.0, self._rescue, now),
             _Chore("held", 5.0, self._park_held, now),
             _Chore("prune", 30.0, self._prune, now + 30),
             _Chore("counters", 300.0, self._prune_counters, now + 60),
         ]
 
     def run_due(self, session: Session) -> None:
-        """Run every chore whose time has come. A chore that fails is told and tried again at its next time.
-
-        Called at every beat. After a gap of half a lease, measurements of other workers start anew: what kept us from
-        beating, a frozen machine or a stalled store, may have kept them too.
-        """
-        now, before = clock.monotonic(), self._called_at
-        self._called_at = now
-        if now - before > self._settings.lease_ms / 2_000:
-            self.forget()
+        """Run every chore whose time has come, called at every beat; one that fails is told and tried again."""
         for chore in self._chores:
             if clock.monotonic() < chore.due_at:
                 continue
@@ -78,7 +70,7 @@ class Maintenance:
         self._observer.forget()
 
     def _rescue(self, session: Session) -> None:
-        for worker_id, beat in self._observer.dead(worker_rows.pulses(session)):
+        for worker_id, beat in self._observer.dead(lambda: worker_rows.pulses(session)):
             self.bury(session, worker_id, beat)
 
     def bury(self, session: Session, worker_id: int, seen_beat: int | None) -> None:

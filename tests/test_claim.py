@@ -243,23 +243,51 @@ def test_a_replay_whose_worker_died_is_parked_again_and_says_so(lattice: Lattice
     assert stored(lattice, "ready") == stored(lattice, "lease") == 0
 
 
-def test_an_observer_names_who_stood_still_for_a_whole_lease_by_its_own_clock(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """C09, reliability 18: no wall clock decides who lives."""
-    now = [100.0]
-    monkeypatch.setattr(clock, "monotonic", lambda: now[0])
-    observer = Observer(lease_s=10.0)
+class Watch:
+    """An observer on a clock of its own, looking at counters that the test moves."""
 
-    assert observer.dead([(1, 5, "h", 1), (2, 7, "h", 2)]) == []
-    now[0] += 9.9
-    assert observer.dead([(1, 5, "h", 1), (2, 8, "h", 2)]) == []
-    now[0] += 0.2
-    assert observer.dead([(1, 5, "h", 1), (2, 8, "h", 2)]) == [(1, 5)]
-    observer.forget()  # after an outage standing still proves nothing
-    assert observer.dead([(1, 5, "h", 1), (2, 8, "h", 2)]) == []
-    now[0] += 10
-    assert observer.dead([(2, 8, "h", 2), (3, 0, "h", 3)]) == [(2, 8)]
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, lease_s: float) -> None:
+        self.now = 100.0
+        self.beats: dict[int, int] = {}
+        monkeypatch.setattr(clock, "monotonic", lambda: self.now)
+        self.observer = Observer(lease_s)
+
+    def dead_after(self, wait_s: float, asking_s: float = 0.0) -> list[int]:
+        self.now += wait_s
+        return [worker_id for worker_id, _beat in self.observer.dead(lambda: self._pulses(asking_s))]
+
+    def _pulses(self, asking_s: float) -> list[tuple[int, int, str, int]]:
+        self.now += asking_s
+        return [(worker_id, beat, "h", worker_id) for worker_id, beat in self.beats.items()]
+
+
+def test_an_observer_names_who_stood_still_for_a_whole_lease_by_its_own_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C09, reliability 18: no wall clock decides who lives."""
+    watch = Watch(monkeypatch, lease_s=10.0)
+    watch.beats = {1: 5, 2: 7}
+    assert watch.dead_after(0) == watch.dead_after(4.9) == []
+    watch.beats[2] = 8
+    assert watch.dead_after(4.9) == []
+    assert watch.dead_after(0.2) == [1]
+
+    watch.observer.forget()  # after an outage standing still proves nothing
+    assert watch.dead_after(0) == watch.dead_after(4) == watch.dead_after(4) == []
+    watch.beats = {1: 6, 2: 8, 3: 0}
+    assert watch.dead_after(2) == [2]
+
+
+@pytest.mark.parametrize("waits", [[(9.0, 0.0)], [(0.0, 9.0)], [(4.0, 0.0), (1.0, 4.9)], [(1.0, 4.9), (4.0, 0.0)]])
+def test_an_observer_that_was_held_up_measures_anew(
+    waits: list[tuple[float, float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before its question, or while it waited for the answer: what held it up may have held up the others as well."""
+    watch = Watch(monkeypatch, lease_s=10.0)
+    watch.beats = {1: 5}
+    assert watch.dead_after(0) == watch.dead_after(2) == []
+
+    assert [watch.dead_after(*wait) for wait in waits] == [[]] * len(waits)
+    assert watch.dead_after(4.5) == []
+    assert [watch.dead_after(1.4), watch.dead_after(4.5)] == [[], [1]]
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -267,14 +295,14 @@ def test_an_observer_names_who_stood_still_for_a_whole_lease_by_its_own_clock(
 def test_who_beats_within_every_lease_is_never_named(
     beats: list[tuple[float, bool]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now, last_move, beat = 0.0, 0.0, 0
-    observer = Observer(lease_s=5.0)
+    watch = Watch(monkeypatch, lease_s=5.0)
+    last_move = watch.now
+    watch.beats = {1: 0}
     for wait_s, moves in [(0.0, True), *beats]:
-        now += wait_s
-        if moves or now - last_move >= 5.0:
-            beat, last_move = beat + 1, now
-        monkeypatch.setattr(clock, "monotonic", lambda: now)  # noqa: B023
-        assert observer.dead([(1, beat, "h", 1)]) == []
+        if moves or watch.now + wait_s - last_move >= 5.0:
+            watch.beats[1] += 1
+            last_move = watch.now + wait_s
+        assert watch.dead_after(wait_s) == []
 
 
 def test_a_worker_frees_what_it_was_leased_without_hearing_of_it(

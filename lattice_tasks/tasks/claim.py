@@ -1,9 +1,10 @@
 """Rescue: what becomes of the leases of a worker that died.
 
 Nobody's wall clock decides who lives. An observer sees heartbeat counters and measures, on its own monotonic clock, how
-long each has stood still; after a disconnection it starts every measurement anew.
+long each has stood still; after a disconnection or a stall of its own it starts every measurement anew.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from lattice_tasks import clock
@@ -29,26 +30,39 @@ class Rescue:
 
 
 class Observer:
-    """Watches the heartbeats of all workers and names those that have stood still for a whole lease."""
+    """Watches the heartbeats of all workers and names those that have stood still for a whole lease.
+
+    What holds up the observer, a frozen machine or a stalled store, may hold up those it observes. So time counts only
+    from an answer to the next question, and after a gap of half a lease between two answers all measuring starts anew.
+    """
 
     def __init__(self, lease_s: float) -> None:
         self._lease_s = lease_s
+        self._answered_at = clock.monotonic()
         self._seen: dict[int, tuple[int, float]] = {}
 
     def forget(self) -> None:
         """Start every measurement anew: after a disconnection, standing still proves nothing."""
         self._seen.clear()
 
-    def dead(self, pulses: list[tuple[int, int, str, int]]) -> list[tuple[int, int]]:
-        """(worker id, beat) of those whose counter has not moved for a lease, by this observer's clock."""
-        now = clock.monotonic()
+    def dead(self, look: Callable[[], list[tuple[int, int, str, int]]]) -> list[tuple[int, int]]:
+        """(worker id, beat) of those whose counter has not moved for a lease, by this observer's clock.
+
+        `look` gives the `pulses` of all workers; more than twice within a lease, or nobody is ever named.
+        """
+        asked_at = clock.monotonic()
+        pulses = look()
+        now, before = clock.monotonic(), self._answered_at
+        self._answered_at = now
+        if now - before > self._lease_s / 2:
+            self.forget()
         fresh = {}
         overdue = []
         for worker_id, beat, _host, _pid in pulses:
             seen_beat, since = self._seen.get(worker_id, (None, now))
             if seen_beat != beat:
                 since = now
-            elif now - since >= self._lease_s:
+            elif asked_at - since >= self._lease_s:
                 overdue.append((worker_id, beat))
             fresh[worker_id] = (beat, since)
         self._seen = fresh

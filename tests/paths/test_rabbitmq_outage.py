@@ -51,6 +51,9 @@ def test_rabbitmq_stopped_emptied_and_restarted_while_submitting_and_working(
     with living.submitting() as stream:
         stream.more()
         own_rabbitmq.stop()
+        latecomer = living.worker()  # it starts without RabbitMQ, too
+        pids.append(latecomer.pid)
+        everyone.append(latecomer.pid)
         told_by_all(living, "broker.unavailable", everyone)
         stream.more()
         own_rabbitmq.start()
