@@ -328,7 +328,7 @@ class LatticeBroker(dramatiq.Broker):
             parts.engine,
             pump,
             parts.telemetry,
-            parts.settings.beat_ms / 1_000,
+            parts.settings,
             parts.chores(pump.tell),
             lambda thread_id: raise_thread_exception(thread_id, Cancelled),
             self._mend_threads,

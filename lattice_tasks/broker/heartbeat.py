@@ -12,6 +12,7 @@ from typing import Protocol
 from lattice_tasks import clock
 from lattice_tasks.broker.pump import Pump
 from lattice_tasks.errors import StoreError
+from lattice_tasks.settings import Settings
 from lattice_tasks.store import workers as worker_rows
 from lattice_tasks.store.engine import Engine, Session
 from lattice_tasks.telemetry import Telemetry
@@ -40,7 +41,7 @@ class Heartbeat:
         engine: Engine,
         pump: Pump,
         telemetry: Telemetry,
-        every_s: float,
+        settings: Settings,
         chores: Chores,
         interrupt: Callable[[int], None],
         mend_threads: Callable[[], None],
@@ -48,7 +49,8 @@ class Heartbeat:
         self._engine = engine
         self._pump = pump
         self._telemetry = telemetry
-        self._every_s = every_s
+        self._every_s = settings.beat_ms / 1_000
+        self._lock_wait_ms = settings.lease_ms // 4  # a chore that waits longer would pass for our own death
         self._chores = chores
         self._interrupt = interrupt
         self._mend_threads = mend_threads
@@ -93,7 +95,7 @@ class Heartbeat:
 
     def _beat_once(self) -> None:
         if self._session is None:
-            self._session = self._engine.open_session()
+            self._session = self._engine.open_session(self._lock_wait_ms)
         self._beat(self._session)
 
     def _close(self) -> None:

@@ -215,11 +215,15 @@ class Engine:
         finally:
             self._joined.reset(token)
 
-    def open_session(self) -> Session:
-        """A session on a connection of its own, outside the pool; the caller closes it."""
+    def open_session(self, lock_wait_ms: int = 0) -> Session:
+        """A session on a connection of its own, outside the pool; the caller closes it.
+
+        On Postgres it waits for a lock for `lock_wait_ms`, when given, instead of `store_timeout_ms`.
+        """
         try:
             if self.dialect == POSTGRES:
-                return Session(psycopg.connect(**self._postgres_params(), autocommit=True), POSTGRES)
+                raw = psycopg.connect(**self._postgres_params(lock_wait_ms), autocommit=True)
+                return Session(raw, POSTGRES)
             self._require_own_books()
             database = self._sqlite_database()
             database.connect()
@@ -279,7 +283,7 @@ class Engine:
             **self._postgres_params(),
         )
 
-    def _postgres_params(self) -> dict[str, Any]:
+    def _postgres_params(self, lock_wait_ms: int = 0) -> dict[str, Any]:
         settings = self._settings
         params: dict[str, Any] = {
             "conninfo": self.url,
@@ -289,8 +293,13 @@ class Engine:
         if settings.pgbouncer:
             params["prepare_threshold"] = None
             return params
-        # Our statements mean the same plan for every parameter; planning anew would double what a claim costs.
-        options = [f"-c lock_timeout={settings.store_timeout_ms}", "-c plan_cache_mode=force_generic_plan"]
+        options = [
+            f"-c lock_timeout={lock_wait_ms or settings.store_timeout_ms}",
+            # A process frozen within a transaction must not keep its locks, and its leases, for ever.
+            f"-c idle_in_transaction_session_timeout={settings.store_timeout_ms}",
+            # Our statements mean the same plan for every parameter; planning anew would double what a claim costs.
+            "-c plan_cache_mode=force_generic_plan",
+        ]
         if settings.clock_offset_ms:
             options.append(f"-c lattice.clock_offset_us={settings.clock_offset_ms * 1000}")
         try:

@@ -31,7 +31,13 @@ POSTGRES, SQLITE = "postgres", "sqlite"
 DRIVER_ERRORS = (psycopg.Error, sqlite.Error)
 POOL_ERRORS = (peewee.OperationalError, peewee.InterfaceError)
 
-_LOST = (psycopg.OperationalError, psycopg.InterfaceError, sqlite.OperationalError, sqlite.InterfaceError)
+_LOST = (
+    psycopg.OperationalError,
+    psycopg.InterfaceError,
+    psycopg.errors.IdleInTransactionSessionTimeout,
+    sqlite.OperationalError,
+    sqlite.InterfaceError,
+)
 # A driver that cannot even write a parameter down says so with an error of Python's own.
 _REFUSALS = (*DRIVER_ERRORS, UnicodeEncodeError, OverflowError)
 _NAPS_S = (0.0005, 0.002)  # between two askings for SQLite's one writer's place

@@ -69,9 +69,14 @@ _CANCELS = Statement(
 )
 _PULSES = Statement("select id, beat, host, pid from lattice_worker")
 _MINE = Statement("select seq, batch from lattice_lease where worker_id = %s")
-_LOCK = Statement(
-    postgres="select host, pid from lattice_worker where id = %s and (beat = %s or %s) for update",
+# Skip locked: one that was frozen within a transaction must not hold up the heartbeats of those who would bury it.
+_LOCK_DEAD = Statement(
+    postgres="select host, pid from lattice_worker where id = %s and (beat = %s or %s) for update skip locked",
     sqlite="select host, pid from lattice_worker where id = %s and (beat = %s or %s)",
+)
+_LOCK_MINE = Statement(
+    postgres="select 1 from lattice_worker where id = %s for update",
+    sqlite="select 1 from lattice_worker where id = %s",
 )
 _TAKE_LEASES = Statement(
     """delete from lattice_lease where worker_id = %s returning seq, queue_id, priority, attempt, flags"""
@@ -120,12 +125,12 @@ def my_leases(session: Session, worker_id: int) -> list[tuple[int, int]]:
 
 
 def bury(session: Session, worker_id: int, seen_beat: int | None) -> tuple[str, int, list[Orphan]] | None:
-    """Delete a dead worker and take its leases: host, pid and orphans by seq, or None: it lives, or is buried already.
+    """Delete a dead worker and take its leases: host, pid and orphans by seq, or None: it lives, is buried, or is locked.
 
     In the caller's transaction, which must place every orphan. With `seen_beat` None the counter is not asked: its
     parent saw the process end.
     """
-    found = session.fetch(_LOCK, (worker_id, seen_beat or 0, seen_beat is None))
+    found = session.fetch(_LOCK_DEAD, (worker_id, seen_beat or 0, seen_beat is None))
     if not found:
         return None
     leases = sorted(session.fetch(_TAKE_LEASES, (worker_id,)))
@@ -152,7 +157,7 @@ def free_leases(session: Session, worker_id: int, leases: Sequence[tuple[int, in
 def leave(session: Session, worker_id: int) -> int:
     """Delete the worker in good order; whatever it still leases goes back uncharged. Returns how many."""
     with session.transaction():
-        session.fetch(_LOCK, (worker_id, 0, True))
+        session.fetch(_LOCK_MINE, (worker_id,))
         leases = sorted(session.fetch(_TAKE_LEASES, (worker_id,)))
         for seq, queue_id, priority, attempt, flags in leases:
             session.execute(_BACK, (queue_id, seq, priority, attempt, flags & ~_STARTED))
