@@ -9,7 +9,6 @@ import io
 import json
 import os
 import shutil
-import textwrap
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from datetime import datetime
 from typing import Any, TextIO
 
 import click
-from rich.cells import cell_len, chop_cells
+import wcwidth
 
 from lattice_tasks.admin.escape import json_safe, one_line, spreadsheet_safe, visible
 
@@ -171,13 +170,13 @@ class Screen:
     def _table(self, records: Sequence[Record], columns: Sequence[str], wraps: bool) -> str:
         rows = [[self._cell(name, record[name]) for name in columns] for record in records]
         heads = [_label(name).upper().removeprefix("IS ").removesuffix(" AT") for name in columns]
-        widths = [max(cell_len(line[at]) for line in (heads, *rows)) for at in range(len(columns))]
+        widths = [max(wcwidth.width(line[at]) for line in (heads, *rows)) for at in range(len(columns))]
         if self.out.isatty():
             widths[-1] = _room_for_last(widths)
         right = [{type(record[name]) for record in records} - {type(None)} == {int} for name in columns]
         lines = [self._line(heads, widths, right, "bold")]
         for row in rows:
-            parts = textwrap.wrap(row[-1], widths[-1]) if wraps and cell_len(row[-1]) > widths[-1] else row[-1:]
+            parts = wcwidth.wrap(row[-1], widths[-1]) if wraps and wcwidth.width(row[-1]) > widths[-1] else row[-1:]
             lines.append(self._line([*row[:-1], parts[0]], widths, right))
             lines += [self._line([*[""] * (len(row) - 1), part], widths, right) for part in parts[1:]]
         return "".join(lines)
@@ -187,7 +186,7 @@ class Screen:
         shown = []
         for at, cell in enumerate(cells):
             text = _cut(cell, widths[at])
-            pad = " " * (widths[at] - cell_len(text))
+            pad = " " * (widths[at] - wcwidth.width(text))
             painted = self._painted(text, style)
             shown.append(pad + painted if right[at] else painted + ("" if at == last else pad))
         return _GAP.join(shown).rstrip() + "\n"
@@ -238,7 +237,7 @@ def _label(name: str) -> str:
 
 
 def _cut(text: str, width: int) -> str:
-    return text if cell_len(text) <= width else (chop_cells(text, width - 1) or [""])[0] + "…"
+    return text if wcwidth.width(text) <= width else wcwidth.clip(text, 0, width - 1) + "…"
 
 
 def _room_for_last(widths: Sequence[int]) -> int:

@@ -49,10 +49,26 @@ def test_a_table_is_aligned_dashed_and_without_trailing_space() -> None:
     )  # fmt: skip
 
 
-def test_wide_characters_keep_the_columns_straight() -> None:
-    lines = shown("table", record(state="猫猫"), record(state="abcd")).splitlines()
+@pytest.mark.parametrize(
+    ("text", "cells"), [("猫猫", 4), ("한글", 4), ("e\u0301a", 2), ("❤️", 2), ("👍🏽", 2), ("क्षि", 2), ("ｱ", 1)]
+)
+def test_wide_and_combining_characters_keep_the_columns_straight(text: str, cells: int) -> None:
+    lines = shown("table", record(state=text), record(state="abcdef")).splitlines()
 
-    assert lines[1].index("3m") == lines[2].index("3m") - 2
+    assert lines[1].index("3m") - len(text) == lines[2].index("3m") - cells
+
+
+@pytest.mark.parametrize(
+    ("text", "shown_as"), [("猫" * 50, "猫" * 9 + " …"), ("e\u0301" * 50, "e\u0301" * 19 + "…"), ("猫" * 10, "猫" * 10)]
+)
+def test_wide_and_combining_characters_are_cut_between_them(
+    monkeypatch: pytest.MonkeyPatch, text: str, shown_as: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+
+    line = shown("table", record(error=text), terminal=True, colour="never").splitlines()[1]
+
+    assert line.endswith(f"3m ago  {shown_as}")
 
 
 def test_on_a_terminal_only_the_last_column_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,6 +95,15 @@ def test_a_last_column_that_wraps_is_told_in_full(monkeypatch: pytest.MonkeyPatc
     assert max(map(len, lines)) <= 60
     assert where.out.getvalue().count("word") == 30
     assert lines[-1].split() == ["7", "dead-end", "short"]
+
+
+def test_wide_characters_wrap_within_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    where = screen("table", terminal=True, colour="never")
+
+    where.many([{"id": 7, "error": "猫" * 25}], ("id",), ("id", "error"), "things", wraps=True)
+
+    assert [line.strip() for line in where.out.getvalue().splitlines()[1:]] == ["7  " + "猫" * 10, "猫" * 10, "猫" * 5]
 
 
 def test_a_count_of_failures_is_called_that() -> None:
