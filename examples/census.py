@@ -25,11 +25,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from rich.box import ROUNDED
-from rich.console import Console
-from rich.panel import Panel
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+import click
+
+from lattice_tasks.admin.progress import progress
+from lattice_tasks.admin.screen import Record, Screen
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 STDLIB = Path(sysconfig.get_path("stdlib"))
@@ -81,23 +80,22 @@ def workers(plan: Plan, *, tolerant: bool) -> Iterator[subprocess.Popen[bytes]]:
                 supervisor.kill()
 
 
-def wait_until_idle(plan: Plan, app: Any, supervisor: subprocess.Popen[bytes], total: int, title: str) -> float:
+def wait_until_idle(
+    screen: Screen, plan: Plan, app: Any, supervisor: subprocess.Popen[bytes], total: int, title: str
+) -> float:
     """Show a bar until nothing waits, sleeps or runs any more; returns the seconds since the first task ended.
 
     Raises:
         Stuck: the workers died, or ended nothing for a minute.
     """
     moved_at, first_ended, last_open = time.monotonic(), None, total
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    # On a pipe the bar is printed once, when it is full.
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        bar = progress.add_task(title, total=total)
+    with progress(screen, title, total) as advance:
         while True:
             depth = app.lattice.queues.depth(app.QUEUE)
             still_open = depth.waiting + depth.scheduled + depth.running
-            progress.update(bar, completed=total - still_open)
             now = time.monotonic()
             if still_open != last_open:
+                advance(last_open - still_open)
                 moved_at, last_open, first_ended = now, still_open, first_ended or now
             if not still_open:
                 return now - (first_ended or now)
@@ -107,54 +105,54 @@ def wait_until_idle(plan: Plan, app: Any, supervisor: subprocess.Popen[bytes], t
             time.sleep(0.1)
 
 
-def show_first_run(console: Console, app: Any, jobs: Sequence[Any], seconds: float) -> None:
+def show_first_run(screen: Screen, app: Any, jobs: Sequence[Any], seconds: float) -> None:
     """Tasks, rate, retries, and the dead letters by reason."""
     pictures = [job.refresh() for job in jobs]
     letters = app.lattice.dead_letters(app.QUEUE).list()
-    succeeded = sum(picture.state == "succeeded" for picture in pictures)
-    retries = sum(picture.attempt for picture in pictures) - len(
-        letters
-    )  # the last failure of each was not tried again
-    show_numbers(
-        console,
-        "First run, with a strict reader",
-        {
-            "tasks": len(jobs),
-            "tasks a second": round(len(jobs) / max(seconds, 0.001)),
-            "succeeded": succeeded,
-            "retries": retries,
-            "dead letters": len(letters),
-        },
-    )
+    numbers = {
+        "tasks": len(jobs),
+        "tasks a second": round(len(jobs) / max(seconds, 0.001)),
+        "succeeded": sum(picture.state == "succeeded" for picture in pictures),
+        # The last failure of each letter was not tried again.
+        "retries": sum(picture.attempt for picture in pictures) - len(letters),
+        "dead letters": len(letters),
+    }
+    show_numbers(screen, "First run, with a strict reader", numbers)
     if not letters:
-        console.print(
-            "No file of this installation is broken (its test folders are probably missing), so the shelf is empty. "
+        click.echo(
+            "\nNo file of this installation is broken (its test folders are probably missing), so the shelf is empty. "
             "The demo adds none."
         )
         return
     reasons = Counter((letter.reason, letter.error.split(":")[0]) for letter in letters)
-    console.print("\n[bold]On the shelf[/]")
-    shelf = Table("reason", "error", "files", box=ROUNDED)
-    for (reason, error), count in reasons.most_common():
-        shelf.add_row(reason, error, str(count))
-    console.print(shelf)
-    for letter in letters[:SHOWN]:
-        file = Path(json.loads(letter.body)["args"][0]).relative_to(STDLIB)
-        line = f"  [dim]#{letter.entry_id}[/] {file}: [red]{letter.error.split(': ', 1)[-1]}[/]"
-        console.print(line, overflow="ellipsis", no_wrap=True)
+    show_table(
+        screen,
+        "On the shelf",
+        [{"files": count, "reason": reason, "error": error} for (reason, error), count in reasons.most_common()],
+    )
+    show_table(screen, "File by file", [letter_row(letter) for letter in letters[:SHOWN]])
     if len(letters) > SHOWN:
-        console.print(f"  … and {len(letters) - SHOWN} more")
+        click.echo(f"… and {len(letters) - SHOWN} more")
 
 
-def show_numbers(console: Console, title: str, numbers: Mapping[str, int]) -> None:
-    """A table of names and numbers."""
-    console.print(f"\n[bold]{title}[/]")
-    table = Table(show_header=False, box=ROUNDED)
-    table.add_column()
-    table.add_column(justify="right")
-    for name, number in numbers.items():
-        table.add_row(name, f"{number:,}")
-    console.print(table)
+def letter_row(letter: Any) -> Record:
+    """A dead letter in a line: its number, the file, what the reader said of it."""
+    file = Path(json.loads(letter.body)["args"][0]).relative_to(STDLIB)
+    return {"entry": letter.entry_id, "file": str(file), "error": letter.error.split(": ", 1)[-1]}
+
+
+def show_table(screen: Screen, title: str, rows: Sequence[Record]) -> None:
+    """A table under its title."""
+    click.secho(f"\n{title}", bold=True)
+    screen.many(rows, (), tuple(rows[0]), "rows")
+
+
+def show_numbers(screen: Screen, title: str, numbers: Mapping[str, int]) -> None:
+    """Names and numbers, the numbers one under the other's digits."""
+    shown = {name: f"{number:,}" for name, number in numbers.items()}
+    width = max(map(len, shown.values()))
+    click.secho(f"\n{title}", bold=True)
+    screen.one({name: number.rjust(width) for name, number in shown.items()})
 
 
 def replay_shelf(app: Any) -> int:
@@ -166,16 +164,16 @@ def replay_shelf(app: Any) -> int:
     return len(letters)
 
 
-def show_census(console: Console, jobs: Sequence[Any]) -> None:
+def show_census(screen: Screen, jobs: Sequence[Any]) -> None:
     """The sum of what the tasks returned."""
     total: Counter[str] = Counter()
     for job in jobs:
         if job.refresh().state == "succeeded":
             total.update(job.result())
-    show_numbers(console, "The census", total)
+    show_numbers(screen, "The census", total)
 
 
-def balance(console: Console, app: Any, jobs: Sequence[Any]) -> bool:
+def balance(app: Any, jobs: Sequence[Any]) -> bool:
     """Print the sum that has to come out even; whether it does.
 
     Each side is counted by itself: the handles that submit returned, the state of each id in the store, the shelf.
@@ -185,36 +183,35 @@ def balance(console: Console, app: Any, jobs: Sequence[Any]) -> bool:
     submitted, succeeded, parked = len(jobs), states["succeeded"], states["parked"]
     lost = submitted - succeeded - parked
     even = lost == 0 and parked == shelved
-    colour = "green" if even else "red"
+    click.secho("\nThe books", bold=True)
     text = f"submitted {submitted:,} = succeeded {succeeded:,} + parked {parked:,}, {lost} lost"
-    console.print()
-    console.print(Panel(text, style=colour, expand=False, title="The books"))
+    click.secho(text, fg="green" if even else "red", bold=True)
     if parked != shelved:
-        console.print(f"[red]{parked} invocations are parked, but {shelved} dead letters are on the shelf[/]")
+        click.secho(f"{parked} invocations are parked, but {shelved} dead letters are on the shelf", fg="red")
     if lost:
-        console.print(f"[red]states: {dict(states)}[/]")
+        click.secho(f"states: {dict(states)}", fg="red")
     return even
 
 
-def census(console: Console, plan: Plan) -> bool:
+def census(screen: Screen, plan: Plan) -> bool:
     """The whole story; whether the books balance."""
     # The app file reads its store's address when it is imported, as an app does: so only now.
     os.environ |= {"CENSUS_STORE_URL": plan.store_url, "LATTICE_LOG_LEVEL": "error"}
     app = import_module("examples.census_tasks")
     began = time.monotonic()
     jobs = app.count.submit_many([(str(path),) for path in plan.files])
-    console.print(f"{len(jobs):,} tasks submitted in {time.monotonic() - began:.2f} s, one transaction.")
+    click.echo(f"{len(jobs):,} tasks submitted in {time.monotonic() - began:.2f} s, one transaction.")
     with workers(plan, tolerant=False) as supervisor:
-        seconds = wait_until_idle(plan, app, supervisor, len(jobs), "counting")
-    show_first_run(console, app, jobs, seconds)
+        seconds = wait_until_idle(screen, plan, app, supervisor, len(jobs), "counting")
+    show_first_run(screen, app, jobs, seconds)
     parked = app.lattice.dead_letters(app.QUEUE).count()
     if parked:
-        console.print(f"\nThe repaired release is deployed: a tolerant reader. Replaying {parked} dead letters…")
+        click.echo(f"\nThe repaired release is deployed: a tolerant reader. Replaying {parked} dead letters…")
         with workers(plan, tolerant=True) as supervisor:
             replayed = replay_shelf(app)
-            wait_until_idle(plan, app, supervisor, replayed, "replaying")
-    show_census(console, jobs)
-    even = balance(console, app, jobs)
+            wait_until_idle(screen, plan, app, supervisor, replayed, "replaying")
+    show_census(screen, jobs)
+    even = balance(app, jobs)
     app.lattice.close()
     return even
 
@@ -227,19 +224,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--threads", type=int, default=2, help="per process")
     options = parser.parse_args(arguments)
-    console = Console(highlight=False)
+    screen = Screen(sys.stdout, sys.stderr, colour="never" if os.environ.get("NO_COLOR") else "auto")
     files = source_files(options.files)
     if options.folder:
         options.folder.mkdir(parents=True, exist_ok=True)
     place = nullcontext(options.folder) if options.folder else tempfile.TemporaryDirectory(prefix="census-")
     with place as folder:
         plan = Plan(files, Path(folder).resolve(), options.processes, options.threads)
-        console.print(
-            f"[bold]A census of Python {platform.python_version()}'s standard library[/]: {len(files):,} files under "
-            f"{STDLIB}\n{plan.processes} worker processes × {plan.threads} threads on one SQLite file, no service."
+        click.secho(f"A census of Python {platform.python_version()}'s standard library", bold=True)
+        click.echo(
+            f"{len(files):,} files under {STDLIB}\n"
+            f"{plan.processes} worker processes × {plan.threads} threads on one SQLite file, no service."
         )
         try:
-            return 0 if census(console, plan) else 1
+            return 0 if census(screen, plan) else 1
         except Stuck as error:
             print(error, file=sys.stderr)
             return 1
