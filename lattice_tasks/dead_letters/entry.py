@@ -102,6 +102,11 @@ class DeadLetter(Life, frozen=True, kw_only=True, omit_defaults=True):
     is_replaying: bool = False
 
     @property
+    def failed_replays(self) -> int:
+        """How many replays of it have failed: every life but the first."""
+        return len(self.lives) + self.forgotten_lives
+
+    @property
     def is_readable(self) -> bool:
         """False: the entry is damaged or was written by newer code; it can be looked at and discarded."""
         return self.seq > 0

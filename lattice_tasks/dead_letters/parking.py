@@ -1,7 +1,8 @@
 """Putting dead letters on a queue's shelf, and what becomes of one whose replay has ended.
 
 Everything here runs inside the caller's transaction, next to the states of the invocations it is about, and costs a
-constant number of statements however many letters there are. Events are the caller's, after its commit: `announce`
+number of statements that grows with the kinds of trouble, not with the letters. Each letter has its card (`store/letters.py`)
+as long as it lies here. Events are the caller's, after its commit: `announce`
 has them in the order that a reader can add up.
 """
 
@@ -13,9 +14,12 @@ import msgspec
 from lattice_tasks import clock
 from lattice_tasks.dead_letters import entry
 from lattice_tasks.dead_letters.entry import REASONS, DeadLetter, Life
+from lattice_tasks.dead_letters.fingerprint import error_class_of, fingerprint, normalised
 from lattice_tasks.errors import InvalidInput
 from lattice_tasks.fifo import Fifo, Row, require_capacity
+from lattice_tasks.store import letters as cards
 from lattice_tasks.store.engine import Session
+from lattice_tasks.store.letters import Card
 from lattice_tasks.telemetry import Telemetry
 
 __all__ = [
@@ -116,6 +120,10 @@ def park(session: Session, shelf: ShelfSpec, letters: Sequence[DeadLetter]) -> P
         parked_at = clock.from_us(held.now_us)
         values = [entry.encode(msgspec.structs.replace(letter, parked_at=parked_at)) for letter in letters]
         appended = held.append(values, shelf.capacity, evicts=shelf.on_full == EVICT)
+        placed = zip(letters, appended.ids, strict=True)
+        parked = [_card(letter, entry_id, held.now_us) for letter, entry_id in placed if entry_id is not None]
+        cards.file(session, shelf.queue_id, parked)
+        cards.drop(session, shelf.queue_id, [row.entry_id for row in appended.evicted])
     gone = (letter_of(row) for row in appended.evicted)
     evicted = tuple(Evicted(letter.entry_id, letter.task_id, letter.seq, letter.reason) for letter in gone)
     return Parking(appended.ids, evicted)
@@ -126,6 +134,7 @@ def finish_replays(session: Session, queue_id: int, entry_ids: Sequence[int]) ->
     if not entry_ids:
         return []
     with shelf_fifo(session, queue_id).held() as held:
+        cards.drop(session, queue_id, entry_ids)
         return [letter_of(row) for row in held.remove(entry_ids)]
 
 
@@ -150,8 +159,11 @@ def fail_replays(session: Session, queue_id: int, lives: Mapping[int, Life]) -> 
                 life = msgspec.structs.replace(lives[row.entry_id], parked_at=parked_at)
                 letter = entry.with_life(letter, life)
             letters.append(msgspec.structs.replace(letter, is_replaying=False))
-        held.replace({letter.entry_id: entry.encode(letter) for letter in letters if letter.is_readable})
+        readable = [letter for letter in letters if letter.is_readable]
+        held.replace({letter.entry_id: entry.encode(letter) for letter in readable})
         held.unpin([letter.entry_id for letter in letters])
+        again = [_card(letter, letter.entry_id, held.now_us) for letter in readable]
+        cards.refile(session, queue_id, again)
     return letters
 
 
@@ -163,6 +175,21 @@ def finish_replay(session: Session, queue_id: int, entry_id: int) -> DeadLetter 
 def fail_replay(session: Session, queue_id: int, entry_id: int, life: Life) -> bool:
     """`fail_replays` of one; False when it was not being replayed."""
     return bool(fail_replays(session, queue_id, {entry_id: life}))
+
+
+def _card(letter: DeadLetter, entry_id: int, parked_at: int) -> Card:
+    return Card(
+        entry_id=entry_id,
+        seq=letter.seq,
+        fingerprint=fingerprint(letter.actor, letter.error, letter.traceback),
+        actor=letter.actor,
+        reason=letter.reason,
+        error_class=error_class_of(letter.error, letter.traceback),
+        message=normalised(letter.error),
+        key=letter.key,
+        parked_at=parked_at,
+        replays=letter.failed_replays,
+    )
 
 
 def announce(telemetry: Telemetry, shelf: str, letters: Sequence[DeadLetter], parking: Parking) -> None:

@@ -16,6 +16,7 @@ from lattice_tasks.dead_letters.entry import DeadLetter
 from lattice_tasks.dead_letters.parking import letter_of, shelf_fifo
 from lattice_tasks.errors import AlreadyHandled, InvalidOperation
 from lattice_tasks.fifo import Held
+from lattice_tasks.store import letters as cards
 from lattice_tasks.store.engine import Session
 
 __all__ = ["Answer", "Chosen", "Outcome", "begin_replay", "begin_replays", "take_off", "the_only"]
@@ -70,7 +71,9 @@ def take_off(session: Session, queue_id: int, entry_ids: Sequence[int]) -> Chose
     """Remove the letters that nobody replays. The caller then marks their invocations `discarded`."""
     with shelf_fifo(session, queue_id).held() as held:
         chosen = _choose(held, entry_ids, only_readable=False)
-        held.remove([letter.entry_id for letter in chosen.letters])
+        gone = [letter.entry_id for letter in chosen.letters]
+        held.remove(gone)
+        cards.drop(session, queue_id, gone)
     return chosen
 
 

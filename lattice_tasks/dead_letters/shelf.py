@@ -9,16 +9,17 @@ import builtins
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from itertools import chain
 from typing import Any
 
-from lattice_tasks import clock
 from lattice_tasks.dead_letters import replay
-from lattice_tasks.dead_letters.entry import REASONS, DeadLetter
+from lattice_tasks.dead_letters.entry import DeadLetter
+from lattice_tasks.dead_letters.filters import filter_of
 from lattice_tasks.dead_letters.parking import letter_of, shelf_fifo
 from lattice_tasks.dead_letters.replay import Answer, Chosen, Outcome
 from lattice_tasks.errors import Conflict, DeadLetterNotFound, InvalidInput, LatticeError, StoreUnavailable
+from lattice_tasks.keys import MAX_ID
+from lattice_tasks.store import letters as cards
 from lattice_tasks.store.engine import Engine, Session
 from lattice_tasks.telemetry import Telemetry
 
@@ -26,6 +27,7 @@ __all__ = ["Shelf"]
 
 #: Ids in one transaction: enough to make commits cheap, few enough that settles do not wait for the head.
 _PART = 100
+_PAGE = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,43 +139,27 @@ class Shelf:
         """Discard each of these letters; one answer for each distinct id, in their order."""
         return self._many(self._discard, entry_ids)
 
-    def list(
-        self,
-        *,
-        reason: str | None = None,
-        actor: str | None = None,
-        since: datetime | None = None,
-        limit: int | None = None,
-    ) -> builtins.list[DeadLetter]:
-        """Letters in the order of their ids, the oldest first, as of one moment.
+    def list(self, *, limit: int | None = None, after: int = 0, **filters: Any) -> builtins.list[DeadLetter]:
+        """Letters in the order of their ids, the oldest first.
 
         Args:
-            reason: only this one of `REASONS`.
-            actor: only of this actor.
-            since: only those parked, for the first time or after a replay, at or after this aware instant.
-            limit: at most so many, the oldest.
+            limit: at most so many.
+            after: only those with a higher entry id: a page begins where the last one ended.
+            filters: the fields of `Filter`; all must hold.
 
         Raises:
-            InvalidInput: an unknown reason, a naive instant, a negative limit.
+            InvalidInput: an unknown filter, or a value it cannot have.
         """
-        if reason is not None and reason not in REASONS:
-            raise InvalidInput(f"reason {reason!r} is none of {', '.join(REASONS)}")
         if limit is not None and limit < 0:
             raise InvalidInput(f"limit={limit} is negative")
-        if since is not None:
-            clock.aware(since, "since")
-        is_filtered = reason is not None or actor is not None or since is not None
+        wanted = filter_of(**filters)
         with self._engine.session() as session:
-            rows = shelf_fifo(session, self._queue_id).entries(None if is_filtered else limit)
-        letters = (letter_of(row) for row in rows)
-        kept = [
-            letter
-            for letter in letters
-            if reason in (None, letter.reason)
-            and actor in (None, letter.actor)
-            and (since is None or letter.parked_at >= since)
-        ]
-        return kept[:limit]
+            fifo = shelf_fifo(session, self._queue_id)
+            if wanted.is_empty and not after:
+                return [letter_of(row) for row in fifo.entries(limit)]
+            ids = cards.choose(session, self._queue_id, wanted.chosen(), after, MAX_ID if limit is None else limit)
+            pages = [ids[start : start + _PAGE] for start in range(0, len(ids), _PAGE)]
+            return [letter_of(row) for page in pages for row in fifo.get(page)]
 
     def _one(self, verb: _Verb, entry_id: int) -> DeadLetter | None:
         with self._engine.session() as session, session.transaction():

@@ -145,6 +145,32 @@ def models(database: peewee.Database) -> Any:
         class Meta:
             table_name = "lattice_worker"
 
+    class Audit(Row):
+        namespace_id = peewee.BigIntegerField()
+        n = peewee.BigIntegerField()
+        at = peewee.BigIntegerField()
+        who = peewee.TextField()
+        verb = peewee.TextField()
+        target = peewee.TextField()
+        reason = peewee.TextField(null=True)
+        before = peewee.TextField()
+        after = peewee.TextField()
+        begun = peewee.BigIntegerField(null=True)
+        previous = peewee.TextField()
+        hash = peewee.TextField()
+
+        class Meta:
+            table_name = "lattice_audit"
+            primary_key = peewee.CompositeKey("namespace_id", "n")
+
+    class AuditHead(Row):
+        namespace_id = peewee.BigIntegerField(primary_key=True)
+        n = peewee.BigIntegerField()
+        hash = peewee.TextField()
+
+        class Meta:
+            table_name = "lattice_audit_head"
+
     class Counter(Row):
         key = text(primary_key=True)
         value = peewee.BigIntegerField()
@@ -171,6 +197,77 @@ def models(database: peewee.Database) -> Any:
             table_name = "lattice_tree_row"
             primary_key = peewee.CompositeKey("tree_id", "key")
 
+    class TreeHead(Row):
+        tree_id = peewee.BigIntegerField(primary_key=True)
+        mode = peewee.TextField(null=True)
+        wall = peewee.BigIntegerField()
+        counter = peewee.BigIntegerField()
+        next_seq = peewee.BigIntegerField()
+
+        class Meta:
+            table_name = "lattice_tree_head"
+
+    class Cell(Row):
+        tree_id = peewee.BigIntegerField()
+        key = text()
+        value = peewee.BlobField(null=True)
+        wall = peewee.BigIntegerField()
+        counter = peewee.BigIntegerField()
+        origin = text()
+        dead_at = peewee.BigIntegerField(null=True)
+
+        class Meta:
+            table_name = "lattice_cell"
+            primary_key = peewee.CompositeKey("tree_id", "key")
+
+    Cell.add_index(Cell.dead_at, where=Cell.dead_at.is_null(False), name="lattice_cell_dead_at")
+
+    class Journal(Row):
+        tree_id = peewee.BigIntegerField()
+        seq = peewee.BigIntegerField()
+        op = peewee.TextField()
+        key = text(null=True)
+        end_key = text(null=True)
+        value = peewee.BlobField(null=True)
+        wall = peewee.BigIntegerField()
+        counter = peewee.BigIntegerField()
+        origin = text()
+        expires_at = peewee.BigIntegerField(null=True)
+        transaction_id = text(null=True)
+        batch_size = peewee.BigIntegerField(null=True)
+        batch_index = peewee.BigIntegerField(null=True)
+
+        class Meta:
+            table_name = "lattice_journal"
+            primary_key = peewee.CompositeKey("tree_id", "seq")
+
+    class TreeBatch(Row):
+        tree_id = peewee.BigIntegerField()
+        transaction_id = text()
+        fingerprint = peewee.TextField()
+        outcome = peewee.TextField()
+        decided_at = peewee.BigIntegerField(index=True)
+
+        class Meta:
+            table_name = "lattice_tree_batch"
+            primary_key = peewee.CompositeKey("tree_id", "transaction_id")
+
+    class Cursor(Row):
+        id = text(primary_key=True)
+        tree = text()
+        kind = peewee.TextField()
+        is_reverse = peewee.SmallIntegerField()
+        start_key = text()
+        end_key = text()
+        page_size = peewee.BigIntegerField()
+        is_done = peewee.SmallIntegerField()
+        total = peewee.BigIntegerField()
+        idle_us = peewee.BigIntegerField()
+        expires_at = peewee.BigIntegerField(index=True)
+
+        class Meta:
+            table_name = "lattice_cursor"
+
     class FifoHead(Row):
         tree_id = peewee.BigIntegerField(primary_key=True)
         floor = peewee.BigIntegerField()
@@ -187,6 +284,48 @@ def models(database: peewee.Database) -> Any:
         class Meta:
             table_name = "lattice_fifo_pin"
             primary_key = peewee.CompositeKey("tree_id", "entry_id")
+
+    class Letter(Row):
+        queue_id = peewee.BigIntegerField()
+        entry_id = peewee.BigIntegerField()
+        seq = peewee.BigIntegerField()
+        fingerprint = text()
+        actor = text()
+        reason = peewee.TextField()
+        error_class = text()
+        key = text(null=True)
+        parked_at = peewee.BigIntegerField()
+        replays = peewee.BigIntegerField()
+
+        class Meta:
+            table_name = "lattice_letter"
+            primary_key = peewee.CompositeKey("queue_id", "entry_id")
+
+    Letter.add_index(Letter.queue_id, Letter.fingerprint, name="lattice_letter_group")
+
+    class Group(Row):
+        queue_id = peewee.BigIntegerField()
+        fingerprint = text()
+        actor = text()
+        error_class = text()
+        message = peewee.TextField()
+        first_seen = peewee.BigIntegerField()
+        last_seen = peewee.BigIntegerField()
+        hits = peewee.BigIntegerField()
+
+        class Meta:
+            table_name = "lattice_group"
+            primary_key = peewee.CompositeKey("queue_id", "fingerprint")
+
+    class GroupHour(Row):
+        queue_id = peewee.BigIntegerField()
+        fingerprint = text()
+        hour = peewee.BigIntegerField()
+        hits = peewee.BigIntegerField()
+
+        class Meta:
+            table_name = "lattice_group_hour"
+            primary_key = peewee.CompositeKey("queue_id", "fingerprint", "hour")
 
     return SimpleNamespace(**{name: cls for name, cls in locals().items() if _is_table(cls)})
 

@@ -41,6 +41,12 @@ create table lattice_worker (
     id {incarnation}, namespace_id bigint not null, host text not null, pid integer not null, threads integer not null,
     queues text not null, actors text not null, version text not null, state text not null, beat bigint not null,
     started_at bigint not null, seen_at bigint not null);
+create table lattice_audit (
+    namespace_id bigint not null, n bigint not null, at bigint not null, who text not null, verb text not null,
+    target text not null, reason text, before text not null, after text not null, begun bigint, previous text not null,
+    hash text not null, primary key (namespace_id, n)){rowless};
+create table lattice_audit_head (
+    namespace_id bigint primary key, n bigint not null, hash text not null);
 create table lattice_counter (
     key text{c} primary key, value bigint not null, expires_at bigint not null);
 create table lattice_tree (
@@ -48,10 +54,41 @@ create table lattice_tree (
 create unique index lattice_tree_name on lattice_tree (name);
 create table lattice_tree_row (
     tree_id bigint not null, key text{c} not null, value {bytes} not null, primary key (tree_id, key)){rowless};
+create table lattice_tree_head (
+    tree_id bigint primary key, mode text, wall bigint not null, counter bigint not null, next_seq bigint not null);
+create table lattice_cell (
+    tree_id bigint not null, key text{c} not null, value {bytes}, wall bigint not null, counter bigint not null,
+    origin text{c} not null, dead_at bigint, primary key (tree_id, key)){rowless};
+create index lattice_cell_dead_at on lattice_cell (dead_at) where dead_at is not null;
+create table lattice_journal (
+    tree_id bigint not null, seq bigint not null, op text not null, key text{c}, end_key text{c}, value {bytes},
+    wall bigint not null, counter bigint not null, origin text{c} not null, expires_at bigint, transaction_id text{c},
+    batch_size bigint, batch_index bigint, primary key (tree_id, seq)){rowless};
+create table lattice_tree_batch (
+    tree_id bigint not null, transaction_id text{c} not null, fingerprint text not null, outcome text not null,
+    decided_at bigint not null, primary key (tree_id, transaction_id)){rowless};
+create index lattice_tree_batch_decided_at on lattice_tree_batch (decided_at);
+create table lattice_cursor (
+    id text{c} primary key, tree text{c} not null, kind text not null, is_reverse smallint not null,
+    start_key text{c} not null, end_key text{c} not null, page_size bigint not null, is_done smallint not null,
+    total bigint not null, idle_us bigint not null, expires_at bigint not null);
+create index lattice_cursor_expires_at on lattice_cursor (expires_at);
 create table lattice_fifo_head (
     tree_id bigint primary key, floor bigint not null, next_id bigint not null, count bigint not null);
 create table lattice_fifo_pin (
-    tree_id bigint not null, entry_id bigint not null, primary key (tree_id, entry_id)){rowless}
+    tree_id bigint not null, entry_id bigint not null, primary key (tree_id, entry_id)){rowless};
+create table lattice_letter (
+    queue_id bigint not null, entry_id bigint not null, seq bigint not null, fingerprint text{c} not null,
+    actor text{c} not null, reason text not null, error_class text{c} not null, key text{c}, parked_at bigint not null,
+    replays bigint not null, primary key (queue_id, entry_id)){rowless};
+create index lattice_letter_group on lattice_letter (queue_id, fingerprint);
+create table lattice_group (
+    queue_id bigint not null, fingerprint text{c} not null, actor text{c} not null, error_class text{c} not null,
+    message text not null, first_seen bigint not null, last_seen bigint not null, hits bigint not null,
+    primary key (queue_id, fingerprint)){rowless};
+create table lattice_group_hour (
+    queue_id bigint not null, fingerprint text{c} not null, hour bigint not null, hits bigint not null,
+    primary key (queue_id, fingerprint, hour)){rowless}
 """
 
 POSTGRES = {
