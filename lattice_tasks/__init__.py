@@ -9,7 +9,7 @@ The floors of this package; imports only go down:
     tasks                                       the life of one task
     queues                                      what a task queue is
     dead_letters                                one shelf for everything that failed for good
-    fifo                                        one engine under every buffer
+    audit   fifo                                who changed what; one engine under every buffer
     store                                       the only room that speaks SQL
     clock   keys   settings   telemetry
     errors   masking
@@ -18,6 +18,7 @@ The floors of this package; imports only go down:
 from lattice_tasks.app import Lattice
 from lattice_tasks.broker.middleware import DeadLetters
 from lattice_tasks.errors import (
+    CallCancelled,
     LatticeError,
     Park,
     QueueFull,
@@ -26,14 +27,19 @@ from lattice_tasks.errors import (
     TaskExpired,
     TaskParked,
 )
+from lattice_tasks.fifo import Cancellation, FifoLanes, LatticeQueue
 from lattice_tasks.tasks.current import current
 from lattice_tasks.tasks.job import Job
 
 __all__ = [
+    "CallCancelled",
+    "Cancellation",
     "DeadLetters",
+    "FifoLanes",
     "Job",
     "Lattice",
     "LatticeError",
+    "LatticeQueue",
     "Park",
     "QueueFull",
     "TaskCancelled",

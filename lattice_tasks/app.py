@@ -8,18 +8,19 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
+from lattice_tasks.audit import Audit
 from lattice_tasks.broker.actor import LatticeTask, make_task
 from lattice_tasks.broker.amqp import AmqpNotifier
 from lattice_tasks.broker.broker import LatticeBroker, Parts
 from lattice_tasks.broker.default import set_default_broker
 from lattice_tasks.broker.notifier import LocalNotifier, Notifier
 from lattice_tasks.dead_letters.shelf import Shelf
-from lattice_tasks.fifo import LatticeQueue
+from lattice_tasks.fifo import JSON, FifoLanes, LatticeQueue, QueueEntry, Serializer
 from lattice_tasks.maintenance import Maintenance, prune
 from lattice_tasks.queues.record import Queues
 from lattice_tasks.settings import load
 from lattice_tasks.store import schema
-from lattice_tasks.store.engine import Engine
+from lattice_tasks.store.engine import Engine, Session
 from lattice_tasks.store.own import require_own
 from lattice_tasks.store.queues import open_namespace
 from lattice_tasks.tasks.job import Job, Jobs
@@ -89,6 +90,8 @@ class Lattice:
             lambda ids: self._notifier.announce(ids),
         )
         self._replays = Replays(self._jobs)
+        #: What operators' rooms record their changes with; the library's own calls record nothing.
+        self.audit = Audit(self.engine, self._namespace_id, self._submitter.deferring)
         self.broker = LatticeBroker(
             Parts(
                 self.engine,
@@ -219,10 +222,40 @@ class Lattice:
             await_end=self._replays.await_end,
         )
 
-    def fifo(self, name: str, *, serializer: Any = None, capacity: int | None = None) -> LatticeQueue:
-        """A typed, ordered, optionally bounded FIFO over a reserved system tree."""
-        self._namespace_id()
-        return LatticeQueue(self.engine, name, serializer=serializer, capacity=capacity)
+    def fifo(
+        self,
+        name: str,
+        *,
+        serializer: Serializer = JSON,
+        capacity: int | Callable[[], int | None] | None = None,
+    ) -> LatticeQueue[Any]:
+        """The FIFO queue of this name in the namespace, which everybody shares who opens it.
+
+        Args:
+            serializer: how values become bytes here; JSON unless given.
+            capacity: its bound, or a callable that is asked at each enqueue; unless given, the setting `fifo_capacity`
+                of this name, else of all.
+
+        Raises:
+            InvalidInput, ReservedName: the name or the capacity is not acceptable.
+        """
+        return self._fifo(name, "", serializer, capacity)
+
+    def fifo_lanes(
+        self,
+        name: str,
+        lanes: int = 8,
+        *,
+        serializer: Serializer = JSON,
+        capacity: int | Callable[[], int | None] | None = None,
+    ) -> FifoLanes[Any]:
+        """So many FIFO queues side by side; a key always leads to the same one. `capacity` is each lane's; the setting
+        is looked up by the lane's name, then by this name.
+
+        Raises:
+            InvalidInput, ReservedName: the name, the number or the capacity is not acceptable.
+        """
+        return FifoLanes(lambda lane: self._fifo(lane, name, serializer, capacity), name, lanes)
 
     @contextmanager
     def transaction(self, connection: Any) -> Iterator[None]:
@@ -274,6 +307,28 @@ class Lattice:
         self._plugins.clear()
         self.broker.close()
         self._opened = None
+
+    @contextmanager
+    def _session(self) -> Iterator[Session]:
+        """A session on the store, which the first one opens."""
+        self._namespace_id()
+        with self.engine.session() as session:
+            yield session
+
+    def _fifo(
+        self, name: str, group: str, serializer: Serializer, capacity: int | Callable[[], int | None] | None
+    ) -> LatticeQueue[Any]:
+        return LatticeQueue(
+            self._session,
+            name,
+            serializer=serializer,
+            capacity=(lambda: self.settings.fifo_capacity_of(name, group)) if capacity is None else capacity,
+            on_evicted=lambda gone: self._tell_evicted(name, gone),
+            namespace=self.settings.namespace,
+        )
+
+    def _tell_evicted(self, queue: str, gone: Sequence[QueueEntry[bytes]]) -> None:
+        self.telemetry.emit("fifo.evicted", queue=queue, count=len(gone), entry_ids=[entry.entry_id for entry in gone])
 
     def _namespace_id(self) -> int:
         return self._open()[0]

@@ -26,6 +26,8 @@
     │   ├── StoreInvalid
     │   └── SchemaMismatch
     ├── BrokerUnavailable
+    ├── CallCancelled
+    │   └── CallTimedOut        (also a TimeoutError)
     ├── ResultNotStored
     ├── NotFinished
     │   ├── TaskParked
@@ -43,6 +45,8 @@ __all__ = [
     "AlreadyHandled",
     "AppImportFailed",
     "BrokerUnavailable",
+    "CallCancelled",
+    "CallTimedOut",
     "Conflict",
     "DeadLetterNotFound",
     "InvalidInput",
@@ -197,6 +201,16 @@ class BrokerUnavailable(LatticeError):
     """RabbitMQ cannot be reached. Work goes on: workers poll the store."""
 
     exit_code = 69
+
+
+class CallCancelled(LatticeError):
+    """The caller's handle was signalled before the call had happened; nothing was changed."""
+
+
+class CallTimedOut(CallCancelled, TimeoutError):
+    """The time of the caller's handle was over before the call had happened; nothing was changed."""
+
+    exit_code = 75
 
 
 class ResultNotStored(LatticeError):

@@ -3,11 +3,12 @@
 Bounds are checked here, once; nothing else reads the environment.
 """
 
+import json
 import os
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -38,6 +39,8 @@ class Settings:
         lookahead_ms: how much work, in time, a worker claims beyond its free threads.
         lookahead_count: and at most so many.
         shelf_capacity: dead letters per queue before the oldest is evicted.
+        fifo_capacity: entries of a FIFO queue, by its name, before the oldest is evicted; `*` for all others. A queue
+            without either has no bound. A whole number alone means `*`; the environment takes that, or JSON.
         unknown_actor_grace_ms: how long a task of an unknown actor is handed back before it is parked.
         pool_size: store connections for submits of one process.
         store_timeout_ms: how long a call waits for a connection, a lock or an answer.
@@ -60,6 +63,7 @@ class Settings:
     lookahead_ms: int = 50
     lookahead_count: int = 128
     shelf_capacity: int = 1_000
+    fifo_capacity: Mapping[str, int] = field(default_factory=dict)
     unknown_actor_grace_ms: int = 60_000
     pool_size: int = 20
     store_timeout_ms: int = 10_000
@@ -71,6 +75,11 @@ class Settings:
     def __repr__(self) -> str:
         shown = ", ".join(f"{f.name}={masked(str(getattr(self, f.name)))}" for f in fields(self))
         return f"Settings({shown})"
+
+    def fifo_capacity_of(self, name: str, group: str = "") -> int | None:
+        """The bound of the FIFO queue of this name, else of its group of lanes, else of all; None: no bound."""
+        bounds = self.fifo_capacity
+        return bounds.get(name) or bounds.get(group) or bounds.get(_ALL_FIFOS)
 
     @property
     def beat_ms(self) -> int:
@@ -94,6 +103,7 @@ _BOUNDS = {
     "store_timeout_ms": (100, 600_000),
     "clock_offset_ms": (-(2**40), 2**40),
 }
+_ALL_FIFOS = "*"
 _SCHEMES = {"store_url": ("sqlite:///", "postgresql://", "postgres://"), "broker_url": ("amqp://", "amqps://")}
 _LEVELS = ("debug", "info", "warning", "error", "critical")
 _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off", ""}
@@ -150,6 +160,8 @@ def _require_known(name: str, known: set[str], source: str) -> None:
 
 
 def _converted(name: str, value: Any, source: str) -> Any:
+    if name == "fifo_capacity":
+        return _capacities(value, source)
     wanted = get_type_hints(Settings)[name]
     if wanted is bool and isinstance(value, str) and value.lower() in _TRUE | _FALSE:
         return value.lower() in _TRUE
@@ -159,6 +171,24 @@ def _converted(name: str, value: Any, source: str) -> Any:
         shown = masked(str(value))
         raise SettingsError(f"{source}: {name} must be {wanted.__name__}, not {shown!r}")
     return value
+
+
+def _capacities(value: Any, source: str) -> dict[str, int]:
+    given = value
+    if isinstance(value, str):
+        try:
+            given = json.loads(value)
+        except (ValueError, RecursionError):
+            given = None
+    bounds = given if isinstance(given, Mapping) else {_ALL_FIFOS: given}
+    for name, bound in bounds.items():
+        if not isinstance(name, str) or type(bound) is not int or bound < 1:
+            shown = masked(str(value if given is None else bound))
+            raise SettingsError(
+                f"{source}: fifo_capacity of {name!r} must be a whole number from 1, not {shown!r}; "
+                'write 1000, or a bound per queue such as {"work": 50, "*": 1000}'
+            )
+    return dict(bounds)
 
 
 def _checked(settings: Settings) -> Settings:

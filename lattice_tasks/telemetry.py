@@ -63,9 +63,9 @@ EVENTS: dict[str, Event] = {
     "dead_letter.removed": Event("info", ("shelf", "entry_id", "task_id", "reason"), "discarded or replayed"),
     "dead_letter.evicted": Event("error", ("shelf", "entry_id", "task_id", "reason"), "the oldest of a full shelf"),
     "dead_letter.replaying": Event("info", ("shelf", "entry_id", "task_id"), "a replay was submitted"),
+    "fifo.evicted": Event("warning", ("queue", "count", "entry_ids"), "the oldest of a FIFO queue at its bound"),
     "maintenance.pruned": Event("info", ("count",), "finished invocations past their retention removed"),
     "maintenance.failed": Event("error", ("chore", "error"), "a chore failed; it will be tried again"),
-    "operator.acted": Event("info", ("verb", "target", "reason", "by"), "somebody changed something and said why"),
     "supervisor.child_started": Event("info", ("slot", "pid"), "a worker process started"),
     "supervisor.child_died": Event(
         "error", ("slot", "pid", "exit_code", "error"), "a worker process died; it is replaced"

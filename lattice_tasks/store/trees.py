@@ -6,18 +6,21 @@ costs more with the depth of a FIFO: each finds its rows from the floor or by ke
 ones behind are walked.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from lattice_tasks.errors import StoreError
 from lattice_tasks.keys import MAX_ID, entry_key
 from lattice_tasks.store.engine import POSTGRES, SQLITE, Session, Statement
 
 __all__ = [
     "Head",
     "Row",
+    "all_or_nothing",
     "count_of",
     "count_pins",
     "hold",
@@ -186,6 +189,29 @@ _PIN = Statement(
     sqlite="insert into lattice_fifo_pin (tree_id, entry_id) select %s, value from json_each(%s)",
 )
 _UNPIN = _statement("delete from lattice_fifo_pin where tree_id = %s and entry_id {any_id}")
+
+_SAVE = Statement("savepoint lattice_fifo")
+_UNDO = Statement("rollback to savepoint lattice_fifo")
+_KEEP = Statement("release savepoint lattice_fifo")
+
+
+@contextmanager
+def all_or_nothing(session: Session) -> Iterator[None]:
+    """A transaction; inside one that is open a savepoint, so that a caller who survives an error of the block and
+    commits does not keep half of it."""
+    if not session.in_transaction:
+        with session.transaction():
+            yield
+        return
+    session.execute(_SAVE)
+    try:
+        yield
+    except BaseException:
+        with suppress(StoreError):  # the connection is gone, and the transaction with it; the first error says more
+            session.execute(_UNDO)
+            session.execute(_KEEP)
+        raise
+    session.execute(_KEEP)
 
 
 def hold(session: Session, name: str) -> Head:
