@@ -29,6 +29,9 @@ def migrate(desk: Desk, change: Change) -> None:
         names = pending
     else:
         names = desk.lattice.migrate()
+        if names:  # afterwards: before it there may be no table to record it in
+            with desk.acting(change, "schema") as act:
+                act.after = {"applied": list(names)}
     state = "pending" if change.is_dry else "applied"
     desk.screen.many(
         [{"name": name, "state": state} for name in names], ("name", "state"), ("name", "state"), "migrations to apply"
@@ -62,6 +65,7 @@ def prune(desk: Desk, change: Change) -> None:
     if change.is_dry:
         desk.screen.note("would remove finished tasks past their queue's retention; parked ones are never removed")
         return
-    removed = desk.lattice.prune()
-    desk.record(change, "prune", str(removed))
+    with desk.in_parts(change, "finished tasks", retention_ms=desk.lattice.settings.retention_ms) as act:
+        removed = desk.lattice.prune()
+        act.after = {"pruned": removed}
     desk.screen.one({"pruned": removed})

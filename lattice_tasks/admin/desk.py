@@ -3,11 +3,10 @@
 Here, too, is the one way in which a command asks a person before it destroys something.
 """
 
-import getpass
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 from urllib.parse import unquote
@@ -18,9 +17,9 @@ from lattice_tasks import insights
 from lattice_tasks.admin.options import Change
 from lattice_tasks.admin.screen import Screen
 from lattice_tasks.app import Lattice
+from lattice_tasks.audit import Act, operator
 from lattice_tasks.settings import Settings, load
 from lattice_tasks.store.engine import Session
-from lattice_tasks.telemetry import Telemetry, make_log
 
 __all__ = ["Desk", "pass_desk"]
 
@@ -115,11 +114,17 @@ class Desk:
         if self._stdin.readline().strip().lower() not in ("y", "yes"):
             self.fail(UNCONFIRMED, "nothing was done")
 
-    def record(self, change: Change, verb: str, target: str) -> None:
-        """Tell the log who changed what and why; without a reason there is nothing to tell."""
-        if change.reason:
-            telemetry = Telemetry(make_log("info", self._screen.err))
-            telemetry.emit("operator.acted", verb=verb, target=target, reason=change.reason, by=_user())
+    def acting(self, change: Change, target: str) -> AbstractContextManager[Act]:
+        """The way to change something in one transaction: see `Audit.acting`, whose record names this command.
+
+        Nothing inside may wait for a person. Fill in `before` and `after` of the act: settings and ids, no payloads.
+        """
+        return self.lattice.audit.acting(_verb(), target, who=operator(os.environ), reason=change.reason)
+
+    def in_parts(self, change: Change, target: str, **intended: Any) -> AbstractContextManager[Act]:
+        """The way to change something in many transactions: see `Audit.in_parts`."""
+        audit, who = self.lattice.audit, operator(os.environ)
+        return audit.in_parts(_verb(), target, who=who, reason=change.reason, intended=intended)
 
     def fail(self, code: int, text: str) -> NoReturn:
         """End with one line and an exit code."""
@@ -146,11 +151,9 @@ def _file_of(url: str) -> Path:
     return Path(unquote(url.removeprefix("sqlite:///").split("?")[0]))
 
 
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a user id without a name, as in containers
-        return str(os.getuid())
+def _verb() -> str:
+    """The command under way, as a person types it after the program's name."""
+    return click.get_current_context().command_path.partition(" ")[2]
 
 
 pass_desk = click.make_pass_decorator(Desk)

@@ -109,10 +109,11 @@ def discard(
     if change.is_dry:
         results = [letters.Result(target, "would_discard", target.detail) for target in targets]
     else:
-        results = letters.work_through(
-            desk, targets, "discarding", "discarded", lambda shelf, part: shelf.discard_many(part)
-        )
-        desk.record(change, "discard", noun)
+        with letters.audited(desk, change, targets) as act:
+            results = letters.work_through(
+                desk, targets, "discarding", "discarded", lambda shelf, part: shelf.discard_many(part)
+            )
+            act.after = letters.outcomes(results)
     letters.show(desk, results, _GOOD)
     letters.end_with(desk, results, _GOOD)
 

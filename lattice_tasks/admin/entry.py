@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import click
 
 from lattice_tasks.admin.about import PROGRAM, completion, show_version
+from lattice_tasks.admin.audit import audit
 from lattice_tasks.admin.db import db
 from lattice_tasks.admin.desk import Desk
 from lattice_tasks.admin.dlq import dlq
@@ -48,7 +49,7 @@ def _root() -> click.Group:
             "max_content_width": 100,
         },
     )
-    for command in (queues, tasks, dlq, workers, db, worker, dev, doctor, health, completion, show_version):
+    for command in (queues, tasks, dlq, workers, audit, db, worker, dev, doctor, health, completion, show_version):
         group.add_command(command)
     return group
 

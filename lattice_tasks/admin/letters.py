@@ -6,6 +6,7 @@ works on is fixed before it begins: letters that arrive meanwhile are not touche
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,12 +14,26 @@ import click
 
 from lattice_tasks import insights
 from lattice_tasks.admin.desk import CONFLICT, PARTLY, Desk
+from lattice_tasks.admin.options import Change
 from lattice_tasks.admin.progress import progress
+from lattice_tasks.audit import Act, ranges
 from lattice_tasks.dead_letters.replay import Answer, Outcome
 from lattice_tasks.dead_letters.shelf import Shelf
 from lattice_tasks.errors import DeadLetterNotFound, TaskNotFound
 
-__all__ = ["COLUMNS", "FIELDS", "Result", "Target", "end_with", "show", "the_letter", "wanted", "work_through"]
+__all__ = [
+    "COLUMNS",
+    "FIELDS",
+    "Result",
+    "Target",
+    "audited",
+    "end_with",
+    "outcomes",
+    "show",
+    "the_letter",
+    "wanted",
+    "work_through",
+]
 
 FIELDS = ("entry_id", "queue", "task_id", "outcome", "detail")
 COLUMNS = ("entry_id", "queue", "outcome", "detail")
@@ -121,6 +136,26 @@ def work_through(
                     results[target] = Result(target, words.get(answer.outcome, answer.outcome.value), answer.detail)
                 advance(len(part))
     return [results[target] for target in targets]
+
+
+def audited(desk: Desk, change: Change, targets: Sequence[Target]) -> AbstractContextManager[Act]:
+    """The audit's block around work on many letters; `outcomes` of the results go into `after` of the act."""
+    queues = sorted({target.queue for target in targets if target.queue is not None})
+    return desk.in_parts(change, ", ".join(queues), letters=_by_queue(targets))
+
+
+def outcomes(results: Sequence[Result]) -> dict[str, Any]:
+    """Outcome → queue → entry ids, as the audit keeps them."""
+    words = dict.fromkeys(result.outcome for result in results)
+    return {word: _by_queue([result.target for result in results if result.outcome == word]) for word in words}
+
+
+def _by_queue(targets: Sequence[Target]) -> dict[str, str]:
+    entry_ids: dict[str, list[int]] = {}
+    for target in targets:
+        if target.queue is not None and target.entry_id is not None:
+            entry_ids.setdefault(target.queue, []).append(target.entry_id)
+    return {queue: ranges(ids) for queue, ids in entry_ids.items()}
 
 
 def show(desk: Desk, results: Sequence[Result], good: Sequence[str]) -> None:

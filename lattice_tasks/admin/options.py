@@ -97,7 +97,7 @@ def changing(function: F) -> F:
         return function(*args, change=Change(yes, dry_run, reason), **kwargs)
 
     for decorate in (
-        click.option("--reason", metavar="TEXT", help="Why: a log line on standard error tells it, with your name."),
+        click.option("--reason", metavar="TEXT", help="Why: kept in the audit, with your name."),
         click.option("--dry-run", is_flag=True, help="Show what would be done, and do nothing."),
         click.option("--yes", "-y", is_flag=True, help="Do not ask."),
     ):

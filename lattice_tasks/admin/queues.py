@@ -12,6 +12,7 @@ from lattice_tasks.admin.desk import Desk, pass_desk
 from lattice_tasks.admin.options import Change, Noun, When, changing
 from lattice_tasks.clock import us_of
 from lattice_tasks.insights import QueuePicture
+from lattice_tasks.queues.record import QueueRecord
 
 __all__ = ["queues"]
 
@@ -48,8 +49,8 @@ def add(
     if change.is_dry:
         desk.screen.note(f"would add queue {name}")
         return
-    desk.lattice.queues.add(name, **fields)
-    desk.record(change, "add queue", name)
+    with desk.acting(change, name) as act:
+        act.after = _settings(desk.lattice.queues.add(name, **fields))
     _show(desk, name)
 
 
@@ -102,9 +103,17 @@ def _switch(desk: Desk, name: str, verb: str, change: Change) -> None:
     if change.is_dry:
         desk.screen.note(f"would {verb} queue {name}, which is {before.state}")
         return
-    desk.lattice.queues.pause(name) if verb == "pause" else desk.lattice.queues.resume(name)
-    desk.record(change, f"{verb} queue", name)
+    with desk.acting(change, name) as act:
+        act.before = _settings(desk.lattice.queues.get(name))
+        switch = desk.lattice.queues.pause if verb == "pause" else desk.lattice.queues.resume
+        act.after = _settings(switch(name))
     _show(desk, name)
+
+
+def _settings(queue: QueueRecord) -> dict[str, Any]:
+    """What the audit keeps of a queue."""
+    left_out = ("id", "namespace", "name", "created_at", "updated_at")
+    return {name: value for name, value in asdict(queue).items() if name not in left_out}
 
 
 def _show(desk: Desk, name: str) -> None:

@@ -71,19 +71,19 @@ def replay(
     if change.is_dry:
         results = [Result(target, "would_replay", target.detail) for target in targets]
     else:
-        results = _here(desk, targets, is_debugged) if here else _through_workers(desk, targets, wait_s)
-        desk.record(change, "replay", noun)
+        with letters.audited(desk, change, targets) as act:
+            results = _here(desk, targets, is_debugged) if here else _through_workers(desk, targets)
+            act.after = letters.outcomes(results)
+        if wait_s is not None and not here:
+            _await(desk, results, wait_s)
     letters.show(desk, results, _GOOD)
     if any(result.outcome == "waiting" for result in results):
         desk.fail(TIMED_OUT, f"after {wait_s:g} s not all had ended; look again with `lattice-tasks tasks show ID`")
     letters.end_with(desk, results, _GOOD)
 
 
-def _through_workers(desk: Desk, targets: Sequence[letters.Target], wait_s: float | None) -> list[Result]:
-    results = letters.work_through(desk, targets, "replaying", "replaying", lambda shelf, part: shelf.replay_many(part))
-    if wait_s is not None:
-        _await(desk, results, wait_s)
-    return results
+def _through_workers(desk: Desk, targets: Sequence[letters.Target]) -> list[Result]:
+    return letters.work_through(desk, targets, "replaying", "replaying", lambda shelf, part: shelf.replay_many(part))
 
 
 def _here(desk: Desk, targets: Sequence[letters.Target], is_debugged: bool) -> list[Result]:

@@ -70,8 +70,10 @@ def submit(
     if change.is_dry:
         desk.screen.note(f"would submit {actor} to queue {queue}")
         return
-    job = desk.lattice.submit(queue, actor, args, kwargs, key=key, priority=priority, delay=delay, deadline=deadline)
-    desk.record(change, "submit", job.id)
+    options: dict[str, Any] = {"key": key, "priority": priority, "delay": delay, "deadline": deadline}
+    with desk.acting(change, queue) as act:
+        job = desk.lattice.submit(queue, actor, args, kwargs, **options)
+        act.after = {"task_id": job.id, "actor": actor, "created": job.created}
     if not any(queue in worker.queues for worker in workers):
         desk.screen.note(f"note: no worker serves queue {queue} at the moment")
     if not job.created:
@@ -119,7 +121,10 @@ def cancel(desk: Desk, ids: tuple[str, ...], change: Change) -> None:
         if change.is_dry:
             outcome = "would_cancel" if State(task["state"]).is_open else task["state"]
         else:
-            done = desk.lattice.job(task["id"]).cancel(reason=change.reason or "cancelled from the command line")
+            with desk.acting(change, task["id"]) as act:
+                act.before = {"state": task["state"]}
+                done = desk.lattice.job(task["id"]).cancel(reason=change.reason or "cancelled from the command line")
+                act.after = {"cancelled": done}
             outcome = "cancelling" if done and task["state"] == State.RUNNING else "cancelled" if done else "too_late"
         records.append({"id": task["id"], "queue": task["queue"], "actor": task["actor"], "outcome": outcome})
     columns = ("id", "queue", "actor", "outcome")

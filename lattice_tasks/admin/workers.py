@@ -51,8 +51,9 @@ def drain(desk: Desk, worker_id: int, change: Change) -> None:
     if change.is_dry:
         desk.screen.note(f"would drain {what}")
         return
-    with desk.session() as (session, namespace_id):
+    with desk.acting(change, str(worker_id)) as act, desk.session() as (session, namespace_id):
         if not set_state(session, namespace_id, worker_id, "draining"):
             raise WorkerNotFound(f"worker {worker_id} has left in the meantime")
-    desk.record(change, "drain worker", str(worker_id))
+        act.before = {"state": worker.state, "host": worker.host, "pid": worker.pid}
+        act.after = {"state": "draining"}
     desk.screen.one({"id": worker_id, "state": "draining", "running": worker.running})

@@ -198,12 +198,13 @@ class Queues:
             raise InvalidInput(f"dlq_on_full={dlq_on_full!r} is not known; use evict")
         _require_within("dlq_capacity", dlq_capacity, 1, 10_000_000)
         _require_within("retention_ms", retention_ms, 0, _MAX_MS)
-        with self._engine.apart() as session:
+        # What a submit creates stands whatever its caller does; what somebody adds follows the transaction they are in.
+        with self._engine.apart() if auto else self._engine.session() as session:
             row = rows.add_queue(session, self._namespace_id(), name, kind, retention_ms, dlq_capacity, dlq_on_full)
         if row is None:
             return None
         self._telemetry.emit("queue.created", queue=name, auto=auto)
-        return self._remember(row)
+        return self._remember(row, is_settled=auto or not self._engine.is_joined)
 
     def _move(self, name: str, before: str, after: str) -> QueueRecord:
         record = self.get(name)
@@ -214,9 +215,9 @@ class Queues:
         if row is None:
             raise Conflict(f"queue {name!r} is {record.state}, not {before}; it cannot become {after}")
         self._telemetry.emit("queue.changed", queue=name, state=after)
-        return self._remember(row)
+        return self._remember(row, is_settled=not self._engine.is_joined)
 
-    def _remember(self, row: tuple) -> QueueRecord:
+    def _remember(self, row: tuple, is_settled: bool = True) -> QueueRecord:
         record = QueueRecord(
             id=row[0],
             namespace=self._namespace,
@@ -230,7 +231,7 @@ class Queues:
             updated_at=clock.from_us(row[8]),
         )
         self._names[record.id] = record.name
-        if not self._engine.is_provisional:  # a queue that is rolled back must not be remembered
+        if is_settled and not self._engine.is_provisional:  # a queue that is rolled back must not be remembered
             with self._lock:
                 self._cache[record.name] = (clock.monotonic(), record)
         return record

@@ -215,6 +215,21 @@ class Engine:
         finally:
             self._joined.reset(token)
 
+    @contextmanager
+    def together(self) -> Iterator[Session]:
+        """Within the block, this context's sessions are one connection of its own, in one transaction that commits at
+        the end of the block; inside a caller's transaction they follow that one's fate."""
+        outer = self._joined.get()
+        session = self.open_session() if outer is None else outer
+        token = self._joined.set(session)
+        try:
+            with session.transaction():
+                yield session
+        finally:
+            self._joined.reset(token)
+            if outer is None:
+                session.close()
+
     def open_session(self, lock_wait_ms: int = 0) -> Session:
         """A session on a connection of its own, outside the pool; the caller closes it.
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lattice_tasks import clock
+from lattice_tasks.audit import record_evictions
 from lattice_tasks.dead_letters.entry import REPLAY_FAILED, DeadLetter, Life
 from lattice_tasks.dead_letters.parking import REFUSE, ShelfSpec, fail_replays, finish_replays, park
 from lattice_tasks.store import settles as moves
@@ -96,6 +97,7 @@ class _Batch:
     shelf_of: Callable[[int], tuple[str, ShelfSpec]]
     events: list[EmittedEvent] = field(default_factory=list)
     woken: set[int] = field(default_factory=set)
+    evicted: dict[tuple[int, str], list[tuple[int, str]]] = field(default_factory=dict)
 
 
 def settle(
@@ -130,6 +132,7 @@ def settle(
             _end_replays(batch, queue_id, replayed, taken, facts)
             _park(batch, queue_id, first, taken, facts)
         _attach(batch, [one for one in mine if one.outcome.kind is not Kind.RELEASE])
+        record_evictions(session, batch.evicted)  # last: whoever holds the head of the audit waits for nothing else
     return Settled([one.seq for one in ended if one.seq not in taken], batch.events, batch.woken)
 
 
@@ -252,6 +255,7 @@ def _park(
     for gone in parking.evicted:
         fields = {"shelf": queue, "entry_id": gone.entry_id, "task_id": gone.task_id, "reason": gone.reason}
         batch.events.append(("dead_letter.evicted", fields))
+        batch.evicted.setdefault((queue_id, queue), []).append((gone.entry_id, gone.task_id))
     for one, letter, entry_id in zip(ended, letters, parking.entry_ids, strict=True):
         event = "hold" if entry_id is None else "park"
         code = step(State.RUNNING, event).code

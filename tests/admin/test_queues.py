@@ -77,16 +77,6 @@ def test_a_dry_run_only_tells(cli: CommandLine) -> None:
     assert [(queue["name"], queue["state"]) for queue in cli.json("queues", "list")] == [("gpu", "active")]
 
 
-def test_a_reason_is_told_to_the_log_with_who_gave_it(cli: CommandLine) -> None:
-    cli("queues", "add", "gpu")
-
-    ran = cli("queues", "pause", "gpu", "--reason", "the card is on fire")
-    told = json.loads(ran.err)
-
-    assert (told["event"], told["verb"], told["target"]) == ("operator.acted", "pause queue", "gpu")
-    assert (told["reason"], bool(told["by"])) == ("the card is on fire", True)
-
-
 def test_depth_counts_every_place(cli: CommandLine, app: App) -> None:
     app.park(2)
     app.add.submit(1)
