@@ -8,7 +8,7 @@ The floors of this package; imports only go down:
     broker   maintenance   insights             the only room that speaks Dramatiq and AMQP; chores; pictures
     tasks                                       the life of one task
     queues                                      what a task queue is
-    dead_letters                                one shelf for everything that failed for good
+    dead_letters   trees                        one shelf for everything that failed for good; ordered key spaces
     audit   fifo                                who changed what; one engine under every buffer
     store                                       the only room that speaks SQL
     clock   keys   settings   telemetry

@@ -16,7 +16,7 @@ from lattice_tasks.broker.default import set_default_broker
 from lattice_tasks.broker.notifier import LocalNotifier, Notifier
 from lattice_tasks.dead_letters.shelf import Shelf
 from lattice_tasks.fifo import JSON, FifoLanes, LatticeQueue, QueueEntry, Serializer
-from lattice_tasks.maintenance import Maintenance, prune
+from lattice_tasks.maintenance import Maintenance, compact_trees, prune
 from lattice_tasks.queues.record import Queues
 from lattice_tasks.settings import load
 from lattice_tasks.store import schema
@@ -27,6 +27,9 @@ from lattice_tasks.tasks.job import Job, Jobs
 from lattice_tasks.tasks.replay import Replays
 from lattice_tasks.tasks.submit import Submitter
 from lattice_tasks.telemetry import Telemetry, make_log
+from lattice_tasks.trees.picture import TreePicture, list_trees
+from lattice_tasks.trees.rules import require_name
+from lattice_tasks.trees.tree import LatticeTree
 
 __all__ = ["Lattice", "Plugin"]
 
@@ -257,6 +260,28 @@ class Lattice:
         """
         return FifoLanes(lambda lane: self._fifo(lane, name, serializer, capacity), name, lanes)
 
+    def tree(self, name: str, *, serializer: Serializer = JSON) -> LatticeTree[Any]:
+        """An ordered tree of this namespace; its first write registers it.
+
+        Raises:
+            InvalidInput: the name is not acceptable. ReservedName: it is a system tree's.
+        """
+        require_name(name)
+        return LatticeTree(
+            self.engine,
+            name,
+            self._namespace_id(),
+            site_id=self.settings.site_id,
+            serializer=serializer,
+            max_bytes=self.settings.max_payload_bytes,
+        )
+
+    def trees(self) -> list[TreePicture]:
+        """The trees of this namespace, by name; those of the system are not among them."""
+        namespace_id = self._namespace_id()
+        with self.engine.session() as session:
+            return list_trees(session, namespace_id)
+
     @contextmanager
     def transaction(self, connection: Any) -> Iterator[None]:
         """Open a transaction on your psycopg connection or peewee database; submits inside commit with it, and workers
@@ -295,9 +320,12 @@ class Lattice:
         return schema.migrate(self.engine)
 
     def prune(self) -> int:
-        """Remove every finished invocation past its retention now; returns how many."""
+        """Remove every finished invocation past its retention now, and what trees need no more; returns how many of the
+        former.
+        """
         self._namespace_id()
         with self.engine.session() as session:
+            compact_trees(session, self.settings.tree_grace_ms)
             return prune(session, self.settings.retention_ms)
 
     def close(self) -> None:

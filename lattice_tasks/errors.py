@@ -12,9 +12,14 @@
     │   ├── TaskNotFound
     │   ├── DeadLetterNotFound
     │   ├── WorkerNotFound
-    │   └── ActorUnknown
+    │   ├── ActorUnknown
+    │   ├── TreeNotFound
+    │   ├── KeyNotFound
+    │   └── CursorNotFound
     ├── Conflict
     │   ├── QueueExists
+    │   ├── TreeExists
+    │   ├── OperationMismatch
     │   ├── AlreadyHandled
     │   └── QueueClosed
     ├── QueueFull
@@ -48,14 +53,17 @@ __all__ = [
     "CallCancelled",
     "CallTimedOut",
     "Conflict",
+    "CursorNotFound",
     "DeadLetterNotFound",
     "InvalidInput",
     "InvalidOperation",
+    "KeyNotFound",
     "LatticeError",
     "NaiveInstant",
     "NotEncodable",
     "NotFinished",
     "NotFound",
+    "OperationMismatch",
     "Park",
     "QueueClosed",
     "QueueExists",
@@ -75,6 +83,8 @@ __all__ = [
     "TaskParked",
     "TooDeep",
     "TooLarge",
+    "TreeExists",
+    "TreeNotFound",
     "WorkerNotFound",
 ]
 
@@ -137,6 +147,18 @@ class ActorUnknown(NotFound):
     """No worker or app knows an actor of this name."""
 
 
+class TreeNotFound(NotFound):
+    """No tree of this name in the namespace."""
+
+
+class KeyNotFound(NotFound):
+    """No such key in the tree."""
+
+
+class CursorNotFound(NotFound):
+    """No cursor of this id: it was closed, or unused for its idle time."""
+
+
 class Conflict(LatticeError):
     """The state of the named thing does not allow the change."""
 
@@ -145,6 +167,14 @@ class Conflict(LatticeError):
 
 class QueueExists(Conflict):
     """A queue of this name exists already."""
+
+
+class TreeExists(Conflict):
+    """A tree of this name exists already."""
+
+
+class OperationMismatch(Conflict):
+    """The id of an operation was used for another one."""
 
 
 class AlreadyHandled(Conflict):

@@ -11,20 +11,24 @@ from lattice_tasks import clock
 from lattice_tasks.dead_letters.parking import ShelfSpec
 from lattice_tasks.errors import StoreError, StoreUnavailable
 from lattice_tasks.settings import Settings
-from lattice_tasks.store import counters
+from lattice_tasks.store import counters, cursor, journal
 from lattice_tasks.store import invocations as invocation_rows
 from lattice_tasks.store import queues as queue_rows
 from lattice_tasks.store import settles as settle_rows
+from lattice_tasks.store import tree as tree_cells
 from lattice_tasks.store import workers as worker_rows
 from lattice_tasks.store.engine import Session
 from lattice_tasks.tasks.claim import Observer, rescue
 from lattice_tasks.tasks.settle import park_held
 from lattice_tasks.telemetry import Telemetry
 
-__all__ = ["Maintenance", "prune"]
+__all__ = ["Maintenance", "compact_trees", "prune"]
 
 _PRUNE_PAGE = 2_000
 _HELD_PAGE = 100
+_TREE_PAGE = 1_000
+#: How long the outcome of a batch of a tree is remembered.
+_BATCH_RETENTION_US = 48 * 3_600 * 1_000_000
 
 
 @dataclass(slots=True)
@@ -50,6 +54,7 @@ class Maintenance:
             _Chore("held", 5.0, self._park_held, now),
             _Chore("prune", 30.0, self._prune, now + 30),
             _Chore("counters", 300.0, self._prune_counters, now + 60),
+            _Chore("trees", 60.0, self._compact_trees, now + 45),
         ]
 
     def run_due(self, session: Session) -> None:
@@ -105,11 +110,21 @@ class Maintenance:
         if gone:
             self._telemetry.emit("maintenance.pruned", count=gone)
         if self._pruned_to:
-            chore = next(one for one in self._chores if one.name == "prune")
-            chore.due_at = clock.monotonic() + 1.0
+            self._hasten("prune")
 
     def _prune_counters(self, session: Session) -> None:
         counters.prune(session)
+
+    def _compact_trees(self, session: Session) -> None:
+        gone, has_more = _compact_page(session, self._settings.tree_grace_ms)
+        if gone:
+            self._telemetry.emit("tree.compacted", count=gone)
+        if has_more:
+            self._hasten("trees")
+
+    def _hasten(self, name: str) -> None:
+        chore = next(one for one in self._chores if one.name == name)
+        chore.due_at = clock.monotonic() + 1.0
 
 
 def prune(session: Session, retention_ms: int) -> int:
@@ -120,3 +135,19 @@ def prune(session: Session, retention_ms: int) -> int:
         total += gone
         if not after:
             return total
+
+
+def compact_trees(session: Session, grace_ms: int) -> int:
+    """Remove every key of trees that has been dead for its grace, a page a transaction; returns how many."""
+    total, has_more = 0, True
+    while has_more:
+        gone, has_more = _compact_page(session, grace_ms)
+        total += gone
+    return total
+
+
+def _compact_page(session: Session, grace_ms: int) -> tuple[int, bool]:
+    """How many dead keys went; and whether there may be more of them, of cursors or of decided batches."""
+    gone = tree_cells.compact(session, grace_ms * 1_000, _TREE_PAGE)
+    others = (cursor.prune(session, _TREE_PAGE), journal.prune(session, _BATCH_RETENTION_US, _TREE_PAGE))
+    return gone, max(gone, *others) == _TREE_PAGE

@@ -41,6 +41,8 @@ class Settings:
         shelf_capacity: dead letters per queue before the oldest is evicted.
         fifo_capacity: entries of a FIFO queue, by its name, before the oldest is evicted; `*` for all others. A queue
             without either has no bound. A whole number alone means `*`; the environment takes that, or JSON.
+        site_id: stamped on every change of a tree; unique among the sites that replicate trees.
+        tree_grace_ms: how long deleted and expired keys of trees are kept for merging.
         unknown_actor_grace_ms: how long a task of an unknown actor is handed back before it is parked.
         pool_size: store connections for submits of one process.
         store_timeout_ms: how long a call waits for a connection, a lock or an answer.
@@ -64,6 +66,8 @@ class Settings:
     lookahead_count: int = 128
     shelf_capacity: int = 1_000
     fifo_capacity: Mapping[str, int] = field(default_factory=dict)
+    site_id: str = "local"
+    tree_grace_ms: int = 86_400_000
     unknown_actor_grace_ms: int = 60_000
     pool_size: int = 20
     store_timeout_ms: int = 10_000
@@ -98,6 +102,7 @@ _BOUNDS = {
     "lookahead_ms": (0, 10_000),
     "lookahead_count": (0, 10_000),
     "shelf_capacity": (1, 10_000_000),
+    "tree_grace_ms": (0, 10 * 365 * 86_400_000),
     "unknown_actor_grace_ms": (0, 86_400_000),
     "pool_size": (1, 1_000),
     "store_timeout_ms": (100, 600_000),
@@ -211,6 +216,11 @@ def _checked(settings: Settings) -> Settings:
         raise SettingsError(f"wake_queue_type={settings.wake_queue_type!r} must be classic or quorum")
     if settings.log_level not in _LEVELS:
         raise SettingsError(f"log_level={settings.log_level!r} must be one of {', '.join(_LEVELS)}")
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", settings.site_id):
+        raise SettingsError(
+            f"site_id={settings.site_id!r} must be 1 to 64 letters, digits, dots, dashes or underscores, beginning with a "
+            "letter or a digit"
+        )
     if not 1 <= len(settings.namespace) <= 255 or not settings.namespace.isprintable():
         raise SettingsError(f"namespace={settings.namespace!r} must be 1 to 255 printable characters")
     return settings

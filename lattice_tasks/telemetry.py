@@ -65,6 +65,7 @@ EVENTS: dict[str, Event] = {
     "dead_letter.replaying": Event("info", ("shelf", "entry_id", "task_id"), "a replay was submitted"),
     "fifo.evicted": Event("warning", ("queue", "count", "entry_ids"), "the oldest of a FIFO queue at its bound"),
     "maintenance.pruned": Event("info", ("count",), "finished invocations past their retention removed"),
+    "tree.compacted": Event("info", ("count",), "keys of trees that were deleted or expired long enough removed"),
     "maintenance.failed": Event("error", ("chore", "error"), "a chore failed; it will be tried again"),
     "supervisor.child_started": Event("info", ("slot", "pid"), "a worker process started"),
     "supervisor.child_died": Event(
