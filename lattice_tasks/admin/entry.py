@@ -14,9 +14,11 @@ from lattice_tasks.admin.db import db
 from lattice_tasks.admin.desk import Desk
 from lattice_tasks.admin.dlq import dlq
 from lattice_tasks.admin.doctor import doctor, health
+from lattice_tasks.admin.fifo import fifo
 from lattice_tasks.admin.options import global_options
 from lattice_tasks.admin.queues import queues
 from lattice_tasks.admin.tasks import tasks
+from lattice_tasks.admin.trees import trees
 from lattice_tasks.admin.worker import dev, worker
 from lattice_tasks.admin.workers import workers
 from lattice_tasks.errors import LatticeError
@@ -49,7 +51,22 @@ def _root() -> click.Group:
             "max_content_width": 100,
         },
     )
-    for command in (queues, tasks, dlq, workers, audit, db, worker, dev, doctor, health, completion, show_version):
+    for command in (
+        queues,
+        tasks,
+        dlq,
+        fifo,
+        trees,
+        workers,
+        audit,
+        db,
+        worker,
+        dev,
+        doctor,
+        health,
+        completion,
+        show_version,
+    ):
         group.add_command(command)
     return group
 

@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 
 from lattice_tasks.errors import InvalidInput
 from lattice_tasks.fifo.cancellation import Cancellation
-from lattice_tasks.fifo.queue import LatticeQueue
+from lattice_tasks.fifo.queue import LatticeQueue, require_name
 
 __all__ = ["MOST_LANES", "FifoLanes", "lane_of"]
 
@@ -30,6 +30,7 @@ class FifoLanes(Generic[T]):
     """
 
     def __init__(self, open_lane: Callable[[str], LatticeQueue[T]], name: str, lanes: int) -> None:
+        require_name(name)
         if isinstance(lanes, bool) or not isinstance(lanes, int) or not 1 <= lanes <= MOST_LANES:
             raise InvalidInput(f"lanes={lanes!r} of queue {name!r} must be a whole number from 1 to {MOST_LANES}")
         self.name = name
