@@ -9,6 +9,8 @@ from typing import Any
 import peewee
 from playhouse.sqlite_ext import AutoIncrementField
 
+from lattice_tasks.store.plan_tables import plan_models
+
 __all__ = ["models"]
 
 
@@ -47,6 +49,7 @@ def models(database: peewee.Database) -> Any:
         dlq_on_full = peewee.TextField()
         created_at = peewee.BigIntegerField()
         updated_at = peewee.BigIntegerField()
+        dlq_retention_ms = peewee.BigIntegerField(null=True)
 
         class Meta:
             table_name = "lattice_queue"
@@ -71,6 +74,8 @@ def models(database: peewee.Database) -> Any:
         result = peewee.BlobField(null=True)
         entry_id = peewee.BigIntegerField(null=True)
         unknown_since = peewee.BigIntegerField(null=True)
+        replay_of = peewee.UUIDField(null=True)
+        replaced_by = peewee.UUIDField(null=True)
 
         class Meta:
             table_name = "lattice_invocation"
@@ -301,7 +306,7 @@ def models(database: peewee.Database) -> Any:
             table_name = "lattice_letter"
             primary_key = peewee.CompositeKey("queue_id", "entry_id")
 
-    Letter.add_index(Letter.queue_id, Letter.fingerprint, name="lattice_letter_group")
+    Letter.add_index(Letter.queue_id, Letter.fingerprint, Letter.entry_id, name="lattice_letter_group")
 
     class Group(Row):
         queue_id = peewee.BigIntegerField()
@@ -327,7 +332,23 @@ def models(database: peewee.Database) -> Any:
             table_name = "lattice_group_hour"
             primary_key = peewee.CompositeKey("queue_id", "fingerprint", "hour")
 
-    return SimpleNamespace(**{name: cls for name, cls in locals().items() if _is_table(cls)})
+    class Triage(Row):
+        namespace_id = peewee.BigIntegerField()
+        fingerprint = text()
+        state = peewee.TextField()
+        until = peewee.BigIntegerField(null=True)
+        owner = peewee.TextField(null=True)
+        note = peewee.TextField(null=True)
+        ticket = peewee.TextField(null=True)
+        changed_at = peewee.BigIntegerField()
+        changed_by = peewee.TextField()
+
+        class Meta:
+            table_name = "lattice_triage"
+            primary_key = peewee.CompositeKey("namespace_id", "fingerprint")
+
+    ours = {name: cls for name, cls in locals().items() if _is_table(cls)}
+    return SimpleNamespace(**ours, **plan_models(Row, identity, text))
 
 
 def _is_table(candidate: Any) -> bool:

@@ -14,12 +14,13 @@ create table lattice_namespace (
 create table lattice_queue (
     id {serial}, namespace_id bigint not null references lattice_namespace (id), name text{c} not null,
     kind text not null, state text not null, retention_ms bigint, dlq_capacity bigint, dlq_on_full text not null,
-    created_at bigint not null, updated_at bigint not null);
+    created_at bigint not null, updated_at bigint not null, dlq_retention_ms bigint);
 create table lattice_invocation (
     seq {serial}, id {uuid} not null, queue_id bigint not null, actor text{c} not null, body {bytes} not null,
     priority integer not null, key text{c}, submitted_at bigint not null, deadline_at bigint,
     state smallint not null, finished_at bigint, attempt integer not null, reason text, error text,
-    traceback text, result {bytes}, entry_id bigint, unknown_since bigint);
+    traceback text, result {bytes}, entry_id bigint, unknown_since bigint,
+    replay_of {uuid}, replaced_by {uuid});
 create unique index lattice_namespace_name on lattice_namespace (name);
 create unique index lattice_queue_namespace_id_name on lattice_queue (namespace_id, name);
 create unique index lattice_invocation_id on lattice_invocation (id);
@@ -81,14 +82,38 @@ create table lattice_letter (
     queue_id bigint not null, entry_id bigint not null, seq bigint not null, fingerprint text{c} not null,
     actor text{c} not null, reason text not null, error_class text{c} not null, key text{c}, parked_at bigint not null,
     replays bigint not null, primary key (queue_id, entry_id)){rowless};
-create index lattice_letter_group on lattice_letter (queue_id, fingerprint);
+create index lattice_letter_group on lattice_letter (queue_id, fingerprint, entry_id);
 create table lattice_group (
     queue_id bigint not null, fingerprint text{c} not null, actor text{c} not null, error_class text{c} not null,
     message text not null, first_seen bigint not null, last_seen bigint not null, hits bigint not null,
     primary key (queue_id, fingerprint)){rowless};
 create table lattice_group_hour (
     queue_id bigint not null, fingerprint text{c} not null, hour bigint not null, hits bigint not null,
-    primary key (queue_id, fingerprint, hour)){rowless}
+    primary key (queue_id, fingerprint, hour)){rowless};
+create table lattice_triage (
+    namespace_id bigint not null, fingerprint text{c} not null, state text not null, until bigint, owner text, note text,
+    ticket text, changed_at bigint not null, changed_by text not null, primary key (namespace_id, fingerprint)){rowless};
+create table lattice_plan (
+    id {serial}, namespace_id bigint not null, name text{c} not null, verb text not null, definition text not null,
+    digest text not null, total bigint not null, created_at bigint not null, state text not null, stage bigint not null,
+    why text not null, owner text not null, beat_at bigint not null, ended_at bigint);
+create unique index lattice_plan_namespace_id_name on lattice_plan (namespace_id, name);
+create table lattice_plan_item (
+    plan_id bigint not null, queue_id bigint not null, entry_id bigint not null, seq bigint not null,
+    task_id text not null, parked_at bigint not null, fingerprint text{c} not null, state smallint not null,
+    stage bigint not null, to_queue_id bigint, to_entry_id bigint, detail text, ended_at bigint,
+    primary key (plan_id, queue_id, entry_id)){rowless};
+create index lattice_plan_item_order on lattice_plan_item (plan_id, state, parked_at, queue_id, entry_id);
+create table lattice_redirect (
+    id {serial}, namespace_id bigint not null, kind text not null, queue text{c} not null, source text{c} not null,
+    target text{c} not null, created_at bigint not null);
+create unique index lattice_redirect_source on lattice_redirect (namespace_id, kind, queue, source);
+create table lattice_bin (
+    id {serial}, queue_id bigint not null, entry_id bigint not null, seq bigint not null, task_id text not null,
+    actor text{c} not null, reason text not null, error text not null, why text not null, binned_at bigint not null,
+    value {bytes} not null);
+create index lattice_bin_binned_at on lattice_bin (binned_at);
+create index lattice_bin_queue_id_id on lattice_bin (queue_id, id)
 """
 
 POSTGRES = {
