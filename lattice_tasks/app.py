@@ -14,6 +14,7 @@ from lattice_tasks.broker.amqp import AmqpNotifier
 from lattice_tasks.broker.broker import LatticeBroker, Parts
 from lattice_tasks.broker.default import set_default_broker
 from lattice_tasks.broker.notifier import LocalNotifier, Notifier
+from lattice_tasks.dead_letters.groups import Groups
 from lattice_tasks.dead_letters.shelf import Shelf
 from lattice_tasks.fifo import JSON, FifoLanes, LatticeQueue, QueueEntry, Serializer
 from lattice_tasks.maintenance import Maintenance, compact_trees, prune
@@ -93,6 +94,8 @@ class Lattice:
             lambda ids: self._notifier.announce(ids),
         )
         self._replays = Replays(self._jobs)
+        #: Dead letters that failed alike, over all queues, and what is known of them.
+        self.letter_groups = Groups(self.engine, self._namespace_id, self.telemetry)
         #: What operators' rooms record their changes with; the library's own calls record nothing.
         self.audit = Audit(self.engine, self._namespace_id, self._submitter.deferring)
         self.broker = LatticeBroker(

@@ -11,6 +11,7 @@
     │   ├── QueueNotFound
     │   ├── TaskNotFound
     │   ├── DeadLetterNotFound
+    │   ├── GroupNotFound
     │   ├── WorkerNotFound
     │   ├── ActorUnknown
     │   ├── TreeNotFound
@@ -55,6 +56,7 @@ __all__ = [
     "Conflict",
     "CursorNotFound",
     "DeadLetterNotFound",
+    "GroupNotFound",
     "InvalidInput",
     "InvalidOperation",
     "KeyNotFound",
@@ -137,6 +139,10 @@ class TaskNotFound(NotFound):
 
 class DeadLetterNotFound(NotFound):
     """No dead letter of this id on the shelf."""
+
+
+class GroupNotFound(NotFound):
+    """No group of dead letters of this fingerprint in the namespace."""
 
 
 class WorkerNotFound(NotFound):

@@ -13,6 +13,7 @@ from lattice_tasks.errors import StoreError, StoreUnavailable
 from lattice_tasks.settings import Settings
 from lattice_tasks.store import counters, cursor, journal
 from lattice_tasks.store import invocations as invocation_rows
+from lattice_tasks.store import letters as letter_rows
 from lattice_tasks.store import queues as queue_rows
 from lattice_tasks.store import settles as settle_rows
 from lattice_tasks.store import tree as tree_cells
@@ -26,6 +27,7 @@ __all__ = ["Maintenance", "compact_trees", "prune"]
 
 _PRUNE_PAGE = 2_000
 _HELD_PAGE = 100
+_KEPT_HOURS = 7 * 24  # of the trend of a group of dead letters
 _TREE_PAGE = 1_000
 #: How long the outcome of a batch of a tree is remembered.
 _BATCH_RETENTION_US = 48 * 3_600 * 1_000_000
@@ -54,6 +56,7 @@ class Maintenance:
             _Chore("held", 5.0, self._park_held, now),
             _Chore("prune", 30.0, self._prune, now + 30),
             _Chore("counters", 300.0, self._prune_counters, now + 60),
+            _Chore("letter_hours", 3_600.0, self._prune_letter_hours, now + 90),
             _Chore("trees", 60.0, self._compact_trees, now + 45),
         ]
 
@@ -114,6 +117,9 @@ class Maintenance:
 
     def _prune_counters(self, session: Session) -> None:
         counters.prune(session)
+
+    def _prune_letter_hours(self, session: Session) -> None:
+        letter_rows.prune_hours(session, _KEPT_HOURS)
 
     def _compact_trees(self, session: Session) -> None:
         gone, has_more = _compact_page(session, self._settings.tree_grace_ms)

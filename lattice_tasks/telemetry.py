@@ -63,6 +63,7 @@ EVENTS: dict[str, Event] = {
     "dead_letter.removed": Event("info", ("shelf", "entry_id", "task_id", "reason"), "discarded or replayed"),
     "dead_letter.evicted": Event("error", ("shelf", "entry_id", "task_id", "reason"), "the oldest of a full shelf"),
     "dead_letter.replaying": Event("info", ("shelf", "entry_id", "task_id"), "a replay was submitted"),
+    "dead_letter.group_marked": Event("info", ("group", "state", "by"), "an operator said what is known of a group"),
     "fifo.evicted": Event("warning", ("queue", "count", "entry_ids"), "the oldest of a FIFO queue at its bound"),
     "maintenance.pruned": Event("info", ("count",), "finished invocations past their retention removed"),
     "tree.compacted": Event("info", ("count",), "keys of trees that were deleted or expired long enough removed"),

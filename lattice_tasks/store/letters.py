@@ -143,7 +143,7 @@ _HOURS = Statement(
        where queue_id in (select id from lattice_queue where namespace_id = %s) and hour >= {now} / %s - %s
        order by hour"""
 )
-_NOW_HOUR = Statement("select {now} / %s")
+_NOW = Statement("select {now}")
 _PRUNE_HOURS = Statement("delete from lattice_group_hour where hour < {now} / %s - %s")
 
 
@@ -183,11 +183,11 @@ def groups(session: Session, namespace_id: int) -> list[GroupRow]:
 
 
 def hours(session: Session, namespace_id: int, number: int) -> tuple[int, dict[tuple[int, str], dict[int, int]]]:
-    """The current hour since 1970 by the store's clock, and hits by (queue id, fingerprint), by hour, of the last hours."""
+    """The store's now in microseconds, and hits of the last hours by (queue id, fingerprint), by hour since 1970."""
     found: dict[tuple[int, str], dict[int, int]] = {}
     for queue_id, fingerprint, hour, hits in session.fetch(_HOURS, (namespace_id, _HOUR_US, number)):
         found.setdefault((queue_id, fingerprint), {})[hour] = hits
-    return session.fetch(_NOW_HOUR, (_HOUR_US,))[0][0], found
+    return session.fetch(_NOW)[0][0], found
 
 
 def prune_hours(session: Session, number: int) -> int:
