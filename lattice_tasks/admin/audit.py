@@ -92,11 +92,16 @@ def verify(desk: Desk) -> None:
 
 def _what(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     """What differs, for a person; of an intention, all of it."""
-    named = {name: (before.get(name), after.get(name)) for name in (*before, *after)}
     parts = []
-    for name, (old, new) in named.items():
+    for name in dict.fromkeys((*before, *after)):
         if name in before and name in after:
-            parts += [f"{name} {old} → {new}"] if old != new else []
+            parts += [f"{name} {before[name]} → {after[name]}"] if before[name] != after[name] else []
         elif name in after or not after:
-            parts.append(f"{name} {old if name in before else new}")
-    return ", ".join(part for part in parts) or "-"
+            parts.append(f"{name} {_plain({**before, **after}[name])}")
+    return ", ".join(parts) or "-"
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_plain(each)}" for name, each in value.items()) or "none"
+    return str(value)
