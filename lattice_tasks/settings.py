@@ -7,7 +7,7 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -20,6 +20,11 @@ __all__ = ["DEFAULT_FILE", "VERSION", "Settings", "load"]
 #: Of this package; read by the build as well. Looking it up in the installed metadata costs each worker half a megabyte.
 VERSION = "0.1.0"
 DEFAULT_FILE = "lattice.toml"
+
+_SECRETS = (
+    "apikey", "authorization", "cookie", "credential", "credentials", "key", "passphrase", "passwd", "password", "secret",
+    "token",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,8 @@ class Settings:
         pgbouncer: True behind PgBouncer in transaction mode: no prepared statements, no start-up options.
         wake_queue_type: `classic` or `quorum`.
         clock_offset_ms: shifts the store's clock; for tests.
+        redact: words; an argument whose name holds one of them is shown as `***`. The environment takes them separated by
+            commas.
         log_level: debug, info, warning, error or critical; programs that run no worker log warnings at least, unless it
             is debug.
     """
@@ -74,6 +81,7 @@ class Settings:
     pgbouncer: bool = False
     wake_queue_type: str = "classic"
     clock_offset_ms: int = 0
+    redact: Sequence[str] = field(default_factory=lambda: list(_SECRETS))
     log_level: str = "info"
 
     def __repr__(self) -> str:
@@ -167,6 +175,8 @@ def _require_known(name: str, known: set[str], source: str) -> None:
 def _converted(name: str, value: Any, source: str) -> Any:
     if name == "fifo_capacity":
         return _capacities(value, source)
+    if name == "redact":
+        return _words(value, source)
     wanted = get_type_hints(Settings)[name]
     if wanted is bool and isinstance(value, str) and value.lower() in _TRUE | _FALSE:
         return value.lower() in _TRUE
@@ -194,6 +204,14 @@ def _capacities(value: Any, source: str) -> dict[str, int]:
                 'write 1000, or a bound per queue such as {"work": 50, "*": 1000}'
             )
     return dict(bounds)
+
+
+def _words(value: Any, source: str) -> list[str]:
+    words = [word.strip() for word in value.split(",") if word.strip()] if isinstance(value, str) else value
+    is_list = isinstance(words, list | tuple)
+    if not is_list or not all(isinstance(word, str) and re.search("[A-Za-z0-9]", word) for word in words):
+        raise SettingsError(f'{source}: redact must be a list of words such as ["password", "token"]')
+    return list(words)
 
 
 def _checked(settings: Settings) -> Settings:

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lattice_tasks.masking import masked
+from lattice_tasks.masking import hidden, is_secret, masked
+from lattice_tasks.settings import Settings
 
 CANARY = "s3cr3t-CANARY"
 PASSWORDS = st.text(st.characters(codec="utf-8", exclude_categories=("Z", "C")), min_size=1, max_size=12)
@@ -52,3 +53,24 @@ def test_masking_twice_changes_nothing() -> None:
     once = masked(f"postgresql://me:{CANARY}@host/db?password={CANARY}")
 
     assert masked(once) == once
+
+
+@pytest.mark.parametrize(
+    "name", ["password", "PASSWORD", "api_key", "apiKey", "APIKey", "x-api-key", "key2", "authToken", "apikey"]
+)
+def test_a_name_that_holds_the_word_of_a_secret_is_one(name: str) -> None:
+    assert is_secret(name, Settings().redact)
+
+
+@pytest.mark.parametrize("name", ["monkey", "keyboard", "author", "tokens", "", "_", "ключ", "secretary"])
+def test_a_name_that_only_sounds_like_a_secret_is_none(name: str) -> None:
+    assert not is_secret(name, Settings().redact)
+
+
+def test_what_stands_under_a_secret_name_is_hidden_at_every_depth_and_nothing_else() -> None:
+    call = {"kwargs": {"db": [{"password": CANARY, "port": 1}], "token": {"a": [CANARY]}, "note": "password"}}
+
+    assert hidden(call, Settings().redact) == {
+        "kwargs": {"db": [{"password": "***", "port": 1}], "token": "***", "note": "password"}
+    }
+    assert hidden(call, []) == call

@@ -129,6 +129,17 @@ def test_the_beat_that_nobody_chose_fits_into_the_lease(lease_ms: int) -> None:
     assert 0 < load({"lease_ms": lease_ms}, {}).beat_ms * 3 <= lease_ms
 
 
+def test_the_words_of_secrets_are_a_list_or_parted_by_commas(tmp_path: Path) -> None:
+    file = written(tmp_path, 'redact = ["iban"]\n')
+
+    assert load({}, {}, file).redact == ["iban"]
+    assert load({}, {"LATTICE_REDACT": "iban, pin ,"}).redact == ["iban", "pin"]
+    assert load({}, {"LATTICE_REDACT": ""}).redact == []
+    for wrong in (7, ["ok", 7], ["---"]):
+        with pytest.raises(SettingsError, match="redact must be a list of words"):
+            load({"redact": wrong}, {})
+
+
 def test_settings_cannot_be_changed() -> None:
     with pytest.raises(FrozenInstanceError):
         Settings().lease_ms = 1  # type: ignore[misc]
