@@ -25,6 +25,7 @@ from lattice_tasks.store.engine import Engine, Session
 from lattice_tasks.store.own import require_own
 from lattice_tasks.store.queues import open_namespace
 from lattice_tasks.tasks.job import Job, Jobs
+from lattice_tasks.tasks.redirects import Redirects
 from lattice_tasks.tasks.replay import Replays
 from lattice_tasks.tasks.submit import Submitter
 from lattice_tasks.telemetry import Telemetry, make_log
@@ -93,7 +94,11 @@ class Lattice:
             lambda ids: self._notifier.notify(ids),
             lambda ids: self._notifier.announce(ids),
         )
-        self._replays = Replays(self._jobs)
+        #: What queues and tasks are called now, for replays of their old dead letters.
+        self.redirects = Redirects(self.engine, self.queues, self._namespace_id)
+        self._replays = Replays(
+            self._jobs, self.redirects, self._namespace_id, self.telemetry, self.settings.shelf_capacity
+        )
         #: Dead letters that failed alike, over all queues, and what is known of them.
         self.letter_groups = Groups(self.engine, self._namespace_id, self.telemetry)
         #: What operators' rooms record their changes with; the library's own calls record nothing.
@@ -224,6 +229,7 @@ class Lattice:
             telemetry=self.telemetry,
             requeue=self._replays.requeue,
             discard_invocations=self._replays.discarder(record.id),
+            hold=lambda session: self._replays.hold(session, {record.id: record.name}),
             wake=lambda: self._submitter.wake((record.id,)),
             await_end=self._replays.await_end,
         )

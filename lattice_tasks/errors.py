@@ -12,6 +12,8 @@
     │   ├── TaskNotFound
     │   ├── DeadLetterNotFound
     │   ├── GroupNotFound
+    │   ├── PlanNotFound
+    │   ├── RedirectNotFound
     │   ├── WorkerNotFound
     │   ├── ActorUnknown
     │   ├── TreeNotFound
@@ -22,6 +24,8 @@
     │   ├── TreeExists
     │   ├── OperationMismatch
     │   ├── AlreadyHandled
+    │   ├── PlanOutdated
+    │   ├── PlanTaken
     │   └── QueueClosed
     ├── QueueFull
     ├── InvalidOperation
@@ -67,10 +71,14 @@ __all__ = [
     "NotFound",
     "OperationMismatch",
     "Park",
+    "PlanNotFound",
+    "PlanOutdated",
+    "PlanTaken",
     "QueueClosed",
     "QueueExists",
     "QueueFull",
     "QueueNotFound",
+    "RedirectNotFound",
     "ReservedName",
     "ResultNotStored",
     "SchemaMismatch",
@@ -145,6 +153,14 @@ class GroupNotFound(NotFound):
     """No group of dead letters of this fingerprint in the namespace."""
 
 
+class PlanNotFound(NotFound):
+    """No plan of this name in the namespace."""
+
+
+class RedirectNotFound(NotFound):
+    """No redirect of this id in the namespace."""
+
+
 class WorkerNotFound(NotFound):
     """No worker of this id."""
 
@@ -185,6 +201,14 @@ class OperationMismatch(Conflict):
 
 class AlreadyHandled(Conflict):
     """Somebody else has replayed, discarded or settled it in the meantime."""
+
+
+class PlanOutdated(Conflict):
+    """Letters of the plan are gone or have changed since it was made; nothing was done."""
+
+
+class PlanTaken(Conflict):
+    """Somebody else applies the plan now."""
 
 
 class QueueClosed(Conflict):

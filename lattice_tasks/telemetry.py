@@ -62,6 +62,11 @@ EVENTS: dict[str, Event] = {
     "dead_letter.enqueued": Event("warning", ("shelf", "entry_id", "task_id", "reason"), "parked on a shelf"),
     "dead_letter.removed": Event("info", ("shelf", "entry_id", "task_id", "reason"), "discarded or replayed"),
     "dead_letter.evicted": Event("error", ("shelf", "entry_id", "task_id", "reason"), "the oldest of a full shelf"),
+    "dead_letter.redirected": Event(
+        "info",
+        ("shelf", "entry_id", "task_id", "actor", "to_queue", "to_actor", "to_entry_id"),
+        "replayed in another queue, or as another task",
+    ),
     "dead_letter.replaying": Event("info", ("shelf", "entry_id", "task_id"), "a replay was submitted"),
     "dead_letter.group_marked": Event("info", ("group", "state", "by"), "an operator said what is known of a group"),
     "fifo.evicted": Event("warning", ("queue", "count", "entry_ids"), "the oldest of a FIFO queue at its bound"),

@@ -19,8 +19,10 @@ __all__ = [
     "REASONS",
     "REPLAY_FAILED",
     "REPLAY_LOST",
+    "RESTORED",
     "DeadLetter",
     "Life",
+    "Redirected",
     "cleaned",
     "decode",
     "encode",
@@ -32,6 +34,8 @@ REASONS = ("schema", "unknown", "actor_not_found", "worker_lost", "time_limit", 
 
 #: How a life ended: on the shelf for the first time, or there again after a replay.
 PARKED, REPLAY_FAILED, REPLAY_LOST = "parked", "replay failed", "replay lost its worker"
+#: No life of its own: a note between two of them that the letter was brought back from the bin.
+RESTORED = "restored"
 
 MAX_ERROR_BYTES = 4_096
 MAX_TRACEBACK_BYTES = 32_768
@@ -74,6 +78,13 @@ class Life(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             msgspec.structs.force_setattr(self, name, cleaned(getattr(self, name), limit))
 
 
+class Redirected(msgspec.Struct, frozen=True, kw_only=True):
+    """What a letter was before it was replayed under other names."""
+
+    queue: str
+    actor: str
+
+
 class DeadLetter(Life, frozen=True, kw_only=True, omit_defaults=True):
     """An entry of a shelf. Its own reason, error and so on are those of the last life; `lives` holds the earlier ones.
 
@@ -85,6 +96,7 @@ class DeadLetter(Life, frozen=True, kw_only=True, omit_defaults=True):
         priority: higher first.
         lives: earlier lives, oldest first.
         forgotten_lives: how many more there were between the first and those.
+        redirects: what it was before each redirect, oldest first; `queue` and `actor` are what it is now.
         is_replaying: pinned, while a replay of it waits or runs. Set by the shelf.
     """
 
@@ -98,13 +110,14 @@ class DeadLetter(Life, frozen=True, kw_only=True, omit_defaults=True):
     submitted_at: Instant
     lives: tuple[Life, ...] = ()
     forgotten_lives: int = 0
+    redirects: tuple[Redirected, ...] = ()
     entry_id: int = 0
     is_replaying: bool = False
 
     @property
     def failed_replays(self) -> int:
         """How many replays of it have failed: every life but the first."""
-        return len(self.lives) + self.forgotten_lives
+        return sum(life.ended != RESTORED for life in self.lives) + self.forgotten_lives
 
     @property
     def is_readable(self) -> bool:

@@ -30,6 +30,7 @@ __all__ = [
     "Parking",
     "ShelfSpec",
     "announce",
+    "card_of",
     "fail_replay",
     "fail_replays",
     "finish_replay",
@@ -121,7 +122,7 @@ def park(session: Session, shelf: ShelfSpec, letters: Sequence[DeadLetter]) -> P
         values = [entry.encode(msgspec.structs.replace(letter, parked_at=parked_at)) for letter in letters]
         appended = held.append(values, shelf.capacity, evicts=shelf.on_full == EVICT)
         placed = zip(letters, appended.ids, strict=True)
-        parked = [_card(letter, entry_id, held.now_us) for letter, entry_id in placed if entry_id is not None]
+        parked = [card_of(letter, entry_id, held.now_us) for letter, entry_id in placed if entry_id is not None]
         cards.file(session, shelf.queue_id, parked)
         cards.drop(session, shelf.queue_id, [row.entry_id for row in appended.evicted])
     gone = (letter_of(row) for row in appended.evicted)
@@ -162,7 +163,7 @@ def fail_replays(session: Session, queue_id: int, lives: Mapping[int, Life]) -> 
         readable = [letter for letter in letters if letter.is_readable]
         held.replace({letter.entry_id: entry.encode(letter) for letter in readable})
         held.unpin([letter.entry_id for letter in letters])
-        again = [_card(letter, letter.entry_id, held.now_us) for letter in readable]
+        again = [card_of(letter, letter.entry_id, held.now_us) for letter in readable]
         cards.refile(session, queue_id, again)
     return letters
 
@@ -177,7 +178,8 @@ def fail_replay(session: Session, queue_id: int, entry_id: int, life: Life) -> b
     return bool(fail_replays(session, queue_id, {entry_id: life}))
 
 
-def _card(letter: DeadLetter, entry_id: int, parked_at: int) -> Card:
+def card_of(letter: DeadLetter, entry_id: int, parked_at: int) -> Card:
+    """What the store keeps beside a letter that was parked at this instant (microseconds)."""
     return Card(
         entry_id=entry_id,
         seq=letter.seq,

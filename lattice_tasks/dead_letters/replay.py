@@ -6,8 +6,9 @@ caller's; of those it may touch, as the order of locks is, only the ones of the 
 parked, so no settle holds them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 
 import msgspec
@@ -20,6 +21,8 @@ from lattice_tasks.store import letters as cards
 from lattice_tasks.store.engine import Session
 
 __all__ = ["Answer", "Chosen", "Outcome", "begin_replay", "begin_replays", "take_off", "the_only"]
+
+_WHENEVER: Mapping[int, datetime] = {}
 
 
 class Outcome(StrEnum):
@@ -48,10 +51,16 @@ class Chosen:
     answers: tuple[Answer, ...]
 
 
-def begin_replays(session: Session, queue_id: int, entry_ids: Sequence[int]) -> Chosen:
-    """Pin the letters that nobody replays yet. The caller then puts their invocations back to work."""
+def begin_replays(
+    session: Session, queue_id: int, entry_ids: Sequence[int], parked_at: Mapping[int, datetime] = _WHENEVER
+) -> Chosen:
+    """Pin the letters that nobody replays yet. The caller then puts their invocations back to work.
+
+    Args:
+        parked_at: by entry id; a letter that was parked at another instant is another failure than the one that is meant.
+    """
     with shelf_fifo(session, queue_id).held() as held:
-        chosen = _choose(held, entry_ids, only_readable=True)
+        chosen = _choose(held, entry_ids, parked_at, only_readable=True)
         held.pin([letter.entry_id for letter in chosen.letters])
     replaying = tuple(msgspec.structs.replace(letter, is_replaying=True) for letter in chosen.letters)
     return Chosen(replaying, chosen.answers)
@@ -67,10 +76,12 @@ def begin_replay(session: Session, queue_id: int, entry_id: int) -> DeadLetter |
     return the_only(begin_replays(session, queue_id, [entry_id]))
 
 
-def take_off(session: Session, queue_id: int, entry_ids: Sequence[int]) -> Chosen:
-    """Remove the letters that nobody replays. The caller then marks their invocations `discarded`."""
+def take_off(
+    session: Session, queue_id: int, entry_ids: Sequence[int], parked_at: Mapping[int, datetime] = _WHENEVER
+) -> Chosen:
+    """Remove the letters that nobody replays; `parked_at` as above. The caller then marks their invocations `discarded`."""
     with shelf_fifo(session, queue_id).held() as held:
-        chosen = _choose(held, entry_ids, only_readable=False)
+        chosen = _choose(held, entry_ids, parked_at, only_readable=False)
         gone = [letter.entry_id for letter in chosen.letters]
         held.remove(gone)
         cards.drop(session, queue_id, gone)
@@ -91,7 +102,7 @@ def the_only(chosen: Chosen) -> DeadLetter | None:
     return None
 
 
-def _choose(held: Held, entry_ids: Sequence[int], only_readable: bool) -> Chosen:
+def _choose(held: Held, entry_ids: Sequence[int], parked_at: Mapping[int, datetime], only_readable: bool) -> Chosen:
     found = {row.entry_id: letter_of(row) for row in held.get(entry_ids)}
     letters, answers = [], []
     for entry_id in sorted(set(entry_ids)):
@@ -100,6 +111,8 @@ def _choose(held: Held, entry_ids: Sequence[int], only_readable: bool) -> Chosen
             answers.append(Answer(entry_id, Outcome.UNKNOWN, f"no dead letter {entry_id} on this shelf"))
         elif letter.is_replaying:
             answers.append(Answer(entry_id, Outcome.ALREADY_HANDLED, f"dead letter {entry_id} is being replayed"))
+        elif parked_at.get(entry_id, letter.parked_at) != letter.parked_at:
+            answers.append(Answer(entry_id, Outcome.ALREADY_HANDLED, f"dead letter {entry_id} was parked again since"))
         elif only_readable and not letter.is_readable:
             answers.append(Answer(entry_id, Outcome.FAILED, letter.error))
         else:

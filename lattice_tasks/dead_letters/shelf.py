@@ -43,6 +43,10 @@ def _nothing() -> None:
     return None
 
 
+def _nothing_held(_session: Session) -> None:
+    return None
+
+
 def _answered(entry_ids: Sequence[int], outcome: Outcome, error: Exception) -> dict[int, Answer]:
     return {entry_id: Answer(entry_id, outcome, str(error)) for entry_id in entry_ids}
 
@@ -51,6 +55,7 @@ class Shelf:
     """The dead letters of one task queue.
 
     Args:
+        hold: called before letters are chosen for a replay; locks, in the common order, every shelf that takes part.
         requeue: puts a letter's parked invocation back to work, for exactly one attempt, under its own id and key.
         discard_invocations: marks the invocations of letters `discarded`. A letter that cannot be read has `seq` 0:
             its invocation is the one of the queue that names the letter's `entry_id`.
@@ -67,6 +72,7 @@ class Shelf:
         telemetry: Telemetry,
         requeue: Callable[[Session, DeadLetter], object],
         discard_invocations: Callable[[Session, Sequence[DeadLetter]], object],
+        hold: Callable[[Session], object] = _nothing_held,
         wake: Callable[[], object] = _nothing,
         await_end: Callable[[str, float], Any] | None = None,
     ) -> None:
@@ -77,8 +83,9 @@ class Shelf:
         self._requeue = requeue
         self._discard_invocations = discard_invocations
         self._wake = wake
+        self._hold = hold
         self._await_end = await_end
-        self._replay = _Verb(replay.begin_replays, self._put_back, self._tell_replaying)
+        self._replay = _Verb(self._begin, self._put_back, self._tell_replaying)
         self._discard = _Verb(replay.take_off, self._mark_discarded, self._tell_discarded)
 
     def __repr__(self) -> str:
@@ -201,6 +208,10 @@ class Shelf:
         verb.tell(chosen.letters)
         done = (Answer(letter.entry_id, Outcome.DONE) for letter in chosen.letters)
         return {answer.entry_id: answer for answer in (*chosen.answers, *done)}
+
+    def _begin(self, session: Session, queue_id: int, entry_ids: Sequence[int]) -> Chosen:
+        self._hold(session)
+        return replay.begin_replays(session, queue_id, entry_ids)
 
     def _put_back(self, session: Session, letters: Sequence[DeadLetter]) -> None:
         for letter in letters:

@@ -10,9 +10,10 @@ from typing import Any
 
 import msgspec
 
-from lattice_tasks.store.engine import POSTGRES, Session, Statement
+from lattice_tasks.store.engine import POSTGRES, SQLITE, Session, Statement
 
 __all__ = [
+    "NARROWED",
     "Card",
     "Chosen",
     "GroupRow",
@@ -23,6 +24,7 @@ __all__ = [
     "groups",
     "hours",
     "prune_hours",
+    "put_back",
     "refile",
 ]
 
@@ -101,6 +103,8 @@ _NARROWED = " and ".join(
     + ["(%s::text is null or substr(fingerprint, 1, length(%s)) = %s)"]
 )
 _BARE = _NARROWED.replace("::text", "").replace("::bigint", "")
+#: The condition of `Chosen`, with bare columns, for the parameters of `Chosen.params`.
+NARROWED = {POSTGRES: _NARROWED, SQLITE: _BARE}
 _CHOOSE = "select entry_id from lattice_letter where queue_id = %s and entry_id > %s and {} order by entry_id limit %s"
 _COUNT = "select count(*) from lattice_letter where queue_id = %s and {}"
 
@@ -123,6 +127,10 @@ _HIT = Statement(
     """insert into lattice_group (queue_id, fingerprint, actor, error_class, message, first_seen, last_seen, hits)
        values (%s, %s, %s, %s, %s, %s, %s, %s) on conflict (queue_id, fingerprint) do update
        set last_seen = excluded.last_seen, hits = lattice_group.hits + excluded.hits"""
+)
+_GROUP = Statement(
+    """insert into lattice_group (queue_id, fingerprint, actor, error_class, message, first_seen, last_seen, hits)
+       values (%s, %s, %s, %s, %s, %s, %s, 1) on conflict do nothing"""
 )
 _HIT_HOUR = Statement(
     """insert into lattice_group_hour (queue_id, fingerprint, hour, hits) values (%s, %s, %s, %s)
@@ -158,6 +166,15 @@ def refile(session: Session, queue_id: int, cards: Sequence[Card]) -> None:
     """New cards for letters whose replay failed: another error may be another group."""
     drop(session, queue_id, [card.entry_id for card in cards])
     file(session, queue_id, cards)
+
+
+def put_back(session: Session, queue_id: int, cards: Sequence[Card]) -> None:
+    """Add the cards of letters that came from elsewhere: no new failure, so nothing is counted."""
+    if cards:
+        _insert(session, queue_id, cards)
+    for fingerprint, card in sorted({card.fingerprint: card for card in cards}.items()):
+        names = (fingerprint, card.actor, card.error_class, card.message)
+        session.execute(_GROUP, (queue_id, *names, card.parked_at, card.parked_at))
 
 
 def drop(session: Session, queue_id: int, entry_ids: Sequence[int]) -> None:

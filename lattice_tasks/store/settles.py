@@ -6,6 +6,8 @@ First `take_leases`: what it returns is ours, everything else was fenced off and
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from lattice_tasks.store.engine import POSTGRES, Session, Statement
 
 __all__ = [
@@ -18,12 +20,15 @@ __all__ = [
     "facts_of",
     "held_ones",
     "hold",
+    "move_parked",
     "place_leased",
     "place_ready",
+    "place_ready_many",
     "place_scheduled",
     "queues_with_held",
     "record_failure",
     "reopen",
+    "reopen_many",
     "rest",
     "rest_discarded",
     "rest_unread",
@@ -120,6 +125,26 @@ _GONE_UNREAD = Statement(
 _REOPEN = Statement(
     """update lattice_invocation set state = 0, finished_at = null, attempt = 0
        where seq = %s and state = %s returning queue_id"""
+)
+_REOPEN_MANY = Statement(
+    postgres="""update lattice_invocation i set state = 0, finished_at = null, attempt = 0
+        from unnest(%s::bigint[]) as g (seq) where i.seq = g.seq and i.state = %s returning i.seq, i.queue_id""",
+    sqlite="""update lattice_invocation set state = 0, finished_at = null, attempt = 0
+        where seq in (select value from json_each(%s)) and state = %s returning seq, queue_id""",
+)
+_READY_MANY = Statement(
+    postgres="""insert into lattice_ready (queue_id, seq, priority, attempt, flags)
+        select g.queue_id, g.seq, g.priority, 0, %s
+        from unnest(%s::bigint[], %s::bigint[], %s::int[]) as g (queue_id, seq, priority)""",
+    sqlite="insert into lattice_ready (queue_id, seq, priority, attempt, flags) values (%s, %s, %s, 0, %s)",
+)
+# A key names one invocation of a queue: where the other queue has it already, nothing moves.
+_MOVE_PARKED = Statement(
+    """update lattice_invocation set queue_id = %s, actor = %s, entry_id = %s,
+           redirected_from = coalesce(redirected_from, %s)
+       where seq = %s and state = %s and not exists (
+           select 1 from lattice_invocation o
+           where o.queue_id = %s and o.key = lattice_invocation.key and o.seq <> lattice_invocation.seq)"""
 )
 _FACTS = Statement(
     postgres="""select seq, id::text, actor, body, key, priority, submitted_at, entry_id
@@ -221,6 +246,27 @@ def reopen(session: Session, seq: int, code: int) -> int | None:
     """A resting invocation in the state `code` is open again, with a fresh count; its queue id, None: another state."""
     rows = session.fetch(_REOPEN, (seq, code))
     return rows[0][0] if rows else None
+
+
+def reopen_many(session: Session, seqs: Sequence[int], code: int) -> dict[int, int]:
+    """`reopen` of many: seq → queue id of those that were in the state."""
+    wanted = list(seqs) if session.dialect == POSTGRES else msgspec.json.encode(list(seqs)).decode()
+    return dict(session.fetch(_REOPEN_MANY, (wanted, code)))
+
+
+def place_ready_many(session: Session, places: Sequence[tuple[int, int, int]], flags: int) -> None:
+    """Put reopened invocations (queue id, seq, priority) where they are claimed."""
+    if session.dialect == POSTGRES:
+        session.execute(_READY_MANY, (flags, *(list(column) for column in zip(*places, strict=True))))
+    else:
+        session.execute_many(_READY_MANY, [(*place, flags) for place in places])
+
+
+def move_parked(
+    session: Session, seq: int, code: int, queue_id: int, actor: str, entry_id: int, redirected_from: str
+) -> bool:
+    """Let a parked invocation belong to another queue and actor; False: it is not parked, or its key is taken there."""
+    return session.execute(_MOVE_PARKED, (queue_id, actor, entry_id, redirected_from, seq, code, queue_id)) == 1
 
 
 def facts_of(session: Session, seqs: Sequence[int]) -> dict[int, Facts]:

@@ -74,6 +74,7 @@ def models(database: peewee.Database) -> Any:
         result = peewee.BlobField(null=True)
         entry_id = peewee.BigIntegerField(null=True)
         unknown_since = peewee.BigIntegerField(null=True)
+        redirected_from = peewee.TextField(null=True)
         replay_of = peewee.UUIDField(null=True)
         replaced_by = peewee.UUIDField(null=True)
 

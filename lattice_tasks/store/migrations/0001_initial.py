@@ -19,7 +19,7 @@ create table lattice_invocation (
     seq {serial}, id {uuid} not null, queue_id bigint not null, actor text{c} not null, body {bytes} not null,
     priority integer not null, key text{c}, submitted_at bigint not null, deadline_at bigint,
     state smallint not null, finished_at bigint, attempt integer not null, reason text, error text,
-    traceback text, result {bytes}, entry_id bigint, unknown_since bigint,
+    traceback text, result {bytes}, entry_id bigint, unknown_since bigint, redirected_from text,
     replay_of {uuid}, replaced_by {uuid});
 create unique index lattice_namespace_name on lattice_namespace (name);
 create unique index lattice_queue_namespace_id_name on lattice_queue (namespace_id, name);
