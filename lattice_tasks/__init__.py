@@ -5,6 +5,7 @@ The floors of this package; imports only go down:
     __main__
     admin                                       click, one file per noun
     app                                         Lattice, the only maker
+    why                                         why a task does not go on
     broker   maintenance   insights             the only room that speaks Dramatiq and AMQP; chores; pictures
     tasks                                       the life of one task
     queues                                      what a task queue is

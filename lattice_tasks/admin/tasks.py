@@ -9,21 +9,25 @@ import click
 
 from lattice_tasks import insights
 from lattice_tasks.admin.desk import CONFLICT, TIMED_OUT, Desk, pass_desk
+from lattice_tasks.admin.escape import one_line
 from lattice_tasks.admin.options import Change, JsonText, Noun, OneOf, Seconds, When, changing
 from lattice_tasks.errors import ActorUnknown, NotFinished, ReservedName
 from lattice_tasks.insights import TaskPicture
 from lattice_tasks.tasks.invocation import State
+from lattice_tasks.why import Reason
+from lattice_tasks.why import why as explain
 
 __all__ = ["tasks"]
 
 _FIELDS = tuple(field.name for field in fields(TaskPicture))
 _COLUMNS = ("id", "queue", "actor", "state", "attempt", "submitted_at", "error")
+_REASON = tuple(field.name for field in fields(Reason))
 _STATES = tuple(state.value for state in State if state is not State.NEW)
 
 
 @click.group(cls=Noun)
 def tasks() -> None:
-    """Tasks: submit, list, show, cancel, wait."""
+    """Tasks: submit, list, show, why, cancel, wait."""
 
 
 @tasks.command()
@@ -103,6 +107,20 @@ def list_(desk: Desk, queue: str | None, state: str | None, actor: str | None, l
 def show(desk: Desk, task_id: str) -> None:
     """One task: its state, arguments, result or error."""
     desk.screen.one(_detail(desk, task_id), blocks=("error", "traceback"))
+
+
+@tasks.command()
+@click.argument("task_id", metavar="ID")
+@pass_desk
+def why(desk: Desk, task_id: str) -> None:
+    """Why a task has not started or not finished: every reason, the most decisive first, and what to do."""
+    with desk.session() as (session, namespace_id):
+        reasons = explain(session, namespace_id, task_id, desk.lattice.settings)
+    if desk.screen.form == "table":
+        lines = [one_line(reason.text) + (f"  [{one_line(reason.todo)}]" if reason.todo else "") for reason in reasons]
+        desk.screen.script("".join(f"{line}\n" for line in lines))
+        return
+    desk.screen.many([asdict(reason) for reason in reasons], _REASON, _REASON, "reasons")
 
 
 @tasks.command()

@@ -29,7 +29,7 @@ CHANGING: dict[str, Scene] = {
 #: On a store of their own: they make it.
 MAKING = {"db migrate"}
 READ_ONLY = {
-    "queues list", "queues show", "queues depth", "tasks list", "tasks show", "tasks wait",
+    "queues list", "queues show", "queues depth", "tasks list", "tasks show", "tasks why", "tasks wait",
     "dlq list", "dlq count", "dlq show", "workers list", "audit list", "audit verify", "db check",
     "fifo list", "fifo count", "fifo peek", "trees list", "trees scan", "trees get",
     "worker", "dev", "doctor", "health", "completion", "version",
