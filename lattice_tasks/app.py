@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
 from lattice_tasks.audit import Audit
-from lattice_tasks.broker.actor import LatticeTask, make_task
+from lattice_tasks.broker.actor import LatticeTask, make_task, require_fit
 from lattice_tasks.broker.amqp import AmqpNotifier
 from lattice_tasks.broker.broker import LatticeBroker, Parts
 from lattice_tasks.broker.default import set_default_broker
@@ -24,6 +24,7 @@ from lattice_tasks.store import schema
 from lattice_tasks.store.engine import Engine, Session
 from lattice_tasks.store.own import require_own
 from lattice_tasks.store.queues import open_namespace
+from lattice_tasks.tasks.edit import Edits
 from lattice_tasks.tasks.job import Job, Jobs
 from lattice_tasks.tasks.redirects import Redirects
 from lattice_tasks.tasks.replay import Replays
@@ -99,6 +100,7 @@ class Lattice:
         self._replays = Replays(
             self._jobs, self.redirects, self._namespace_id, self.telemetry, self.settings.shelf_capacity
         )
+        self._edits = Edits(self._submitter, lambda *call: require_fit(self.broker, *call))
         #: Dead letters that failed alike, over all queues, and what is known of them.
         self.letter_groups = Groups(self.engine, self._namespace_id, self.telemetry)
         #: What operators' rooms record their changes with; the library's own calls record nothing.
@@ -231,6 +233,8 @@ class Lattice:
             discard_invocations=self._replays.discarder(record.id),
             hold=lambda session: self._replays.hold(session, {record.id: record.name}),
             wake=lambda: self._submitter.wake((record.id,)),
+            replace=self._edits.replace,
+            on_replaced=lambda: self._submitter.tell_of(record.id),
             await_end=self._replays.await_end,
         )
 

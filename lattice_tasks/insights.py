@@ -47,7 +47,10 @@ _WATCHED_SETTINGS = ("fsync", "full_page_writes", "synchronous_commit", "autovac
 
 @dataclass(frozen=True, slots=True)
 class TaskPicture:
-    """One invocation. `attempt` counts charged failures; `due_at` only while scheduled, `worker_id` only while running."""
+    """One invocation. `attempt` counts charged failures; `due_at` only while scheduled, `worker_id` only while running.
+
+    `replay_of` and `replaced_by`: the other half of an edit of its dead letter, the parent's id or the changed copy's.
+    """
 
     id: str
     queue: str
@@ -67,6 +70,8 @@ class TaskPicture:
     is_replay: bool
     is_suspect: bool
     cancel_requested: bool
+    replay_of: str | None
+    replaced_by: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +200,7 @@ def show_task(session: Session, namespace_id: int, task_id: str) -> TaskDetail:
     row = pictures.find_task(session, namespace_id, _uuid(task_id))
     if row is None:
         raise TaskNotFound(f"no task {task_id}; finished ones are kept for their queue's retention only")
-    body, result, traceback = row[17:]
+    body, result, traceback = row[19:]
     message = _decoded(body)
     message = message if isinstance(message, dict) else {}
     return TaskDetail(
@@ -339,6 +344,8 @@ def _task(row: tuple[Any, ...]) -> TaskPicture:
         is_replay=bool(flags & Flag.REPLAY),
         is_suspect=bool(flags & Flag.SUSPECT),
         cancel_requested=bool(flags & Flag.CANCEL),
+        replay_of=row[17],
+        replaced_by=row[18],
     )
 
 

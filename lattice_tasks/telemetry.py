@@ -68,6 +68,9 @@ EVENTS: dict[str, Event] = {
         "replayed in another queue, or as another task",
     ),
     "dead_letter.replaying": Event("info", ("shelf", "entry_id", "task_id"), "a replay was submitted"),
+    "dead_letter.edited": Event(
+        "info", ("shelf", "entry_id", "task_id", "child_id", "by"), "replaced by a changed copy"
+    ),
     "dead_letter.group_marked": Event("info", ("group", "state", "by"), "an operator said what is known of a group"),
     "fifo.evicted": Event("warning", ("queue", "count", "entry_ids"), "the oldest of a FIFO queue at its bound"),
     "maintenance.pruned": Event("info", ("count",), "finished invocations past their retention removed"),

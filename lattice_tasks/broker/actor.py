@@ -1,5 +1,6 @@
 """`@lattice.task`: a Dramatiq actor that is submitted with our options and answers with a handle."""
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
@@ -9,7 +10,7 @@ import dramatiq
 from lattice_tasks.errors import InvalidInput
 from lattice_tasks.tasks.job import Job
 
-__all__ = ["LatticeTask", "Submits", "make_task", "split_options"]
+__all__ = ["LatticeTask", "Submits", "make_task", "require_fit", "split_options"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -133,6 +134,22 @@ def make_task(
     )
     task.submits = submits
     return task
+
+
+def require_fit(broker: dramatiq.Broker, actor: str, args: list[Any], kwargs: Mapping[str, Any]) -> None:
+    """Check a call against the signature of the task, when it is declared on this broker.
+
+    Raises:
+        InvalidInput: it cannot be called like that; says which argument.
+    """
+    task = broker.actors.get(actor)
+    try:
+        if task is not None:
+            inspect.signature(task.fn).bind(*args, **kwargs)
+    except TypeError as error:
+        raise InvalidInput(f"task {actor!r} cannot be called like that: {error}") from None
+    except ValueError:  # a builtin without a signature
+        return
 
 
 def _positional(call: object) -> tuple:

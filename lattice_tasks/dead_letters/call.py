@@ -68,7 +68,7 @@ def changed(call: Call, sets: Sequence[tuple[str, Any]] = (), unsets: Sequence[s
     Raises:
         InvalidInput: a path that leads nowhere, or to what is locked.
     """
-    tree = {"args": deepcopy(call.args), "kwargs": deepcopy(call.kwargs)}
+    tree: dict[str, Any] = {"args": deepcopy(call.args), "kwargs": deepcopy(call.kwargs)}
     for path, value in sets:
         inside, last = _reach(tree, path, "--set")
         if isinstance(inside, dict):

@@ -7,17 +7,27 @@ a bounded size, each its own transaction, and every id gets its answer: doing th
 
 import builtins
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
 from lattice_tasks.dead_letters import replay
+from lattice_tasks.dead_letters.call import Call
+from lattice_tasks.dead_letters.comparison import Comparison, compare
+from lattice_tasks.dead_letters.edit import Edited, edited_call, take_for_edit
 from lattice_tasks.dead_letters.entry import DeadLetter
 from lattice_tasks.dead_letters.filters import filter_of
 from lattice_tasks.dead_letters.parking import letter_of, shelf_fifo
 from lattice_tasks.dead_letters.replay import Answer, Chosen, Outcome
-from lattice_tasks.errors import Conflict, DeadLetterNotFound, InvalidInput, LatticeError, StoreUnavailable
+from lattice_tasks.errors import (
+    Conflict,
+    DeadLetterNotFound,
+    InvalidInput,
+    InvalidOperation,
+    LatticeError,
+    StoreUnavailable,
+)
 from lattice_tasks.keys import MAX_ID
 from lattice_tasks.store import letters as cards
 from lattice_tasks.store.engine import Engine, Session
@@ -60,6 +70,8 @@ class Shelf:
         discard_invocations: marks the invocations of letters `discarded`. A letter that cannot be read has `seq` 0:
             its invocation is the one of the queue that names the letter's `entry_id`.
         wake: called after the commit of a replay, so that an idle worker looks at once.
+        replace: (session, letter, queue, call, key) → id of the changed copy that was submitted in the letter's place.
+        on_replaced: called after the commit of that, so that an idle worker looks at once.
         await_end: (task id, seconds) → the invocation once it has ended.
     """
 
@@ -74,6 +86,8 @@ class Shelf:
         discard_invocations: Callable[[Session, Sequence[DeadLetter]], object],
         hold: Callable[[Session], object] = _nothing_held,
         wake: Callable[[], object] = _nothing,
+        replace: Callable[[Session, DeadLetter, str, Call, str | None], str] | None = None,
+        on_replaced: Callable[[], object] = _nothing,
         await_end: Callable[[str, float], Any] | None = None,
     ) -> None:
         self.queue_name = queue_name
@@ -84,6 +98,8 @@ class Shelf:
         self._discard_invocations = discard_invocations
         self._wake = wake
         self._hold = hold
+        self._submit_copy = replace
+        self._on_replaced = on_replaced
         self._await_end = await_end
         self._replay = _Verb(self._begin, self._put_back, self._tell_replaying)
         self._discard = _Verb(replay.take_off, self._mark_discarded, self._tell_discarded)
@@ -91,10 +107,27 @@ class Shelf:
     def __repr__(self) -> str:
         return f"Shelf({self.queue_name!r})"
 
-    def count(self) -> int:
-        """How many letters lie here; one look-up."""
+    def count(self, **filters: Any) -> int:
+        """How many letters lie here, or how many of them fit every filter (the fields of `Filter`).
+
+        Raises:
+            InvalidInput: an unknown filter, or a value it cannot have.
+        """
+        wanted = filter_of(**filters)
         with self._engine.session() as session:
-            return shelf_fifo(session, self._queue_id).count()
+            if wanted.is_empty:
+                return shelf_fifo(session, self._queue_id).count()
+            return cards.count_chosen(session, self._queue_id, wanted.chosen())
+
+    def compare(self, entry_id: int) -> Comparison:
+        """The letter beside the last good run of its actor on this queue; see `Comparison`.
+
+        Raises:
+            DeadLetterNotFound: there is none of this id.
+        """
+        letter = self.get(entry_id)
+        with self._engine.session() as session:
+            return compare(session, self._queue_id, letter)
 
     def get(self, entry_id: int) -> DeadLetter:
         """One letter.
@@ -137,6 +170,41 @@ class Shelf:
             AlreadyHandled: it is being replayed.
         """
         return self._one(self._discard, entry_id) is not None
+
+    def edit(
+        self,
+        entry_id: int,
+        *,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        key: str | None = None,
+        by: str = "",
+    ) -> Edited:
+        """Submit a changed copy of the letter's task, under an id of its own, in place of the letter.
+
+        In one transaction the copy is accepted, the letter leaves the shelf, and its task becomes `discarded`, with its
+        message as it was; both tasks name each other.
+
+        Args:
+            args: instead of the letter's; None keeps them, and likewise `kwargs`.
+            key: idempotency key of the copy, which has none otherwise; the letter's own stays with its task.
+            by: who did it.
+
+        Raises:
+            InvalidInput: neither was given, or the task, where it is declared here, cannot be called like that.
+            DeadLetterNotFound: somebody edited, replayed or discarded it, or it never was.
+            AlreadyHandled: it is being replayed.
+            InvalidOperation: it cannot be read.
+            Conflict: the key names another task.
+        """
+        if self._submit_copy is None:
+            raise InvalidOperation(f"letters of {self.queue_name!r} cannot be edited here")
+        with self._engine.session() as session, session.transaction():
+            letter = take_for_edit(session, self._queue_id, entry_id)
+            call = edited_call(letter, args, kwargs)
+            edited = Edited(letter, self._submit_copy(session, letter, self.queue_name, call, key))
+        self._tell_edited(edited, by)
+        return edited
 
     def replay_many(self, entry_ids: Sequence[int]) -> builtins.list[Answer]:
         """Replay each of these letters; one answer for each distinct id, in their order."""
@@ -228,6 +296,16 @@ class Shelf:
             )
         if letters:
             self._wake()
+
+    def _tell_edited(self, edited: Edited, by: str) -> None:
+        where: dict[str, Any] = {
+            "shelf": self.queue_name,
+            "entry_id": edited.letter.entry_id,
+            "task_id": edited.letter.task_id,
+        }
+        self._telemetry.emit("dead_letter.edited", **where, child_id=edited.child_id, by=by)
+        self._telemetry.emit("dead_letter.removed", **where, reason="replayed")
+        self._on_replaced()
 
     def _tell_discarded(self, letters: Sequence[DeadLetter]) -> None:
         for letter in letters:

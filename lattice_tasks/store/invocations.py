@@ -27,6 +27,7 @@ class InvocationRow:
     entry_id: int | None
     result: bytes | None
     reason: str | None
+    replaced_by: str | None
 
 
 # The lease is looked up worker by worker, by its whole key: a join would read a table that is full of dead entries.
@@ -36,7 +37,8 @@ _COLUMNS = """i.queue_id, q.name, i.actor, i.state,
                           (select 1 from lattice_lease l where l.worker_id = w.id and l.seq = i.seq)) then 'lease'
          when exists (select 1 from lattice_scheduled s where s.seq = i.seq) then 'scheduled'
          else 'ready' end,
-    i.attempt, i.key, i.priority, i.submitted_at, i.finished_at, i.error, i.entry_id, i.result, i.reason
+    i.attempt, i.key, i.priority, i.submitted_at, i.finished_at, i.error, i.entry_id, i.result, i.reason,
+    cast(i.replaced_by as text)
     from lattice_invocation i join lattice_queue q on q.id = i.queue_id"""
 _FIND = Statement(
     postgres="select i.seq, i.id::text, " + _COLUMNS + " where i.id = %s::uuid and q.namespace_id = %s",

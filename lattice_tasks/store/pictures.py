@@ -34,7 +34,7 @@ _TASK = """select cast(i.id as text), q.name, i.actor, i.state,
              when r.seq is not null then 'ready' end,
         coalesce(l.attempt, s.attempt, r.attempt, i.attempt), coalesce(l.flags, s.flags, r.flags, 0),
         i.priority, i.key, i.submitted_at, s.due_at, i.deadline_at, l.claimed_at, i.finished_at, l.worker_id,
-        i.entry_id, i.error"""
+        i.entry_id, i.error, cast(i.replay_of as text), cast(i.replaced_by as text)"""
 _FROM = """ from lattice_invocation i join lattice_queue q on q.id = i.queue_id
     {0} join lattice_ready r on r.queue_id = i.queue_id and r.seq = i.seq
     {1} join lattice_scheduled s on s.seq = i.seq

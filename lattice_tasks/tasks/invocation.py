@@ -81,6 +81,7 @@ TRANSITIONS: dict[tuple[State, str], State] = {
     (S.RUNNING, "hold"): S.HELD,
     (S.HELD, "park"): S.PARKED,
     (S.PARKED, "replay"): S.WAITING,
+    (S.PARKED, "replace"): S.DISCARDED,
     (S.PARKED, "discard"): S.DISCARDED,
     (S.PARKED, "evict"): S.DISCARDED,
 }

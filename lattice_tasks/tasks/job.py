@@ -91,6 +91,8 @@ class Jobs:
         state = State.of(row.state, row.place)
         if state.is_open:
             return False, None
+        if row.replaced_by is not None:
+            raise _ENDS[state](row.id, f"is {state}: replaced by {row.replaced_by}")
         if state in _ENDS:
             raise _ENDS[state](row.id, f"is {state}: {row.error or 'no reason was given'}")
         if row.reason == RESULT_DROPPED:

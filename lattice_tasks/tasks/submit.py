@@ -162,6 +162,15 @@ class Submitter:
             self._tell(counts) if deferral is None else deferral.counts.update(counts)
         return answers
 
+    def tell_of(self, queue_id: int) -> None:
+        """One more was inserted by somebody else: wake workers and tell, or keep that until the block ends."""
+        deferral = self._deferred.get()
+        if deferral is not None:
+            deferral.counts.update((queue_id,))
+            return
+        self._wake({queue_id})
+        self._tell({queue_id: 1})
+
     def wake(self, queue_ids: Collection[int]) -> None:
         """Wake workers of these queues."""
         self._wake(queue_ids)
