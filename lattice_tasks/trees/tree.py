@@ -115,6 +115,11 @@ class LatticeTree(Generic[T]):
     def __repr__(self) -> str:
         return f"LatticeTree({self.name!r})"
 
+    def is_registered(self) -> bool:
+        """Whether anything was ever written to it."""
+        with self._session() as session:
+            return registry.find(session, self._tree) is not None
+
     def get(self, key: str, default: Any = None) -> T | Any:
         """The value of a key, or `default`; one look-up."""
         cell = self._live(key)
@@ -193,9 +198,8 @@ class LatticeTree(Generic[T]):
             raise InvalidInput(
                 f"the range [{start!r:.40}, {end!r:.40}) holds no key: its start must come before its end"
             )
-        with self._session() as session:
-            if registry.find(session, self._tree) is None:
-                return 0
+        if not self.is_registered():
+            return 0
         with self._writing() as writer:
             return writer.delete_range(start, end)
 
