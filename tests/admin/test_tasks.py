@@ -122,12 +122,33 @@ def test_a_task_is_shown_for_people_with_its_traceback(cli: CommandLine, app: Ap
     assert "\x1b" not in out
 
 
-@pytest.mark.parametrize("verb", ["show", "cancel", "wait"])
+@pytest.mark.parametrize("verb", ["show", "why", "cancel", "wait"])
 @pytest.mark.parametrize("task_id", [STRANGER, "7", "x' or 1=1 --"])
 def test_an_unknown_id_is_not_found(cli: CommandLine, verb: str, task_id: str) -> None:
     ran = cli("-q", "tasks", verb, task_id)
 
     assert (ran.code, ran.out, len(ran.err.splitlines())) == (3, "", 1)
+
+
+def test_why_is_a_line_for_each_reason_with_what_to_do(cli: CommandLine, app: App) -> None:
+    (parked,) = app.park(1, text="\x1b[31m two\nlines")
+    waiting = app.add.submit(1).id
+    cli("queues", "pause", "sums")
+
+    shown = cli("tasks", "why", waiting)
+    data = cli.json("tasks", "why", waiting)
+
+    first, second = shown.out.splitlines()
+    assert first.startswith("queue sums is paused since 2")
+    assert first.endswith("  [lattice-tasks queues resume sums]")
+    assert second == "no live worker is there  [lattice-tasks worker APP]"
+    assert [(reason["code"], reason["text"] + f"  [{reason['todo']}]") for reason in data] == [
+        ("queue_paused", first),
+        ("no_worker", second),
+    ]
+    assert data[0]["facts"]["queue"] == "sums"
+    (line,) = cli("tasks", "why", parked).out.splitlines()
+    assert "ValueError: \\x1b[31m two lines" in line
 
 
 def test_cancel_asks_and_tells_what_was_too_late(cli: CommandLine, app: App) -> None:
