@@ -44,46 +44,48 @@ class Cell:
         return self.value is not None and (self.dead_at is None or self.dead_at > now_us)
 
 
-_WORDS = {
-    POSTGRES: {"size": "octet_length(value)", "now": "{now}"},
-    SQLITE: {"size": "length(value)", "now": "{now}"},
-}
 _LIVE = "value is not null and (dead_at is null or dead_at > {now})"
 # The tree as a scalar: with a join Postgres does not see that one tree gives one ordered range, and sorts it.
 _OF_TREE = "tree_id = (select id from lattice_tree where name = %s)"
 _IN_RANGE = "key >= %s and key < %s"
 
 
-def _statement(text: str, sqlite: str = "") -> Statement:
-    return Statement(text.format(**_WORDS[POSTGRES]), (sqlite or text).format(**_WORDS[SQLITE]))
-
-
 _COLUMNS = "key, value, wall, counter, origin, dead_at"
-_GET = _statement(f"select {_COLUMNS} from lattice_cell where {_OF_TREE} and key = %s and {_LIVE}")
-_COUNT = _statement(f"select count(*) from lattice_cell where {_OF_TREE} and {_IN_RANGE} and {_LIVE}")
+_GET = Statement(f"select {_COLUMNS} from lattice_cell where {_OF_TREE} and key = %s and {_LIVE}")
+_COUNT = Statement(f"select count(*) from lattice_cell where {_OF_TREE} and {_IN_RANGE} and {_LIVE}")
 
 
 # One ordered walk of the primary key from the start. The running size ends a page of large values early; it needs no
-# value to be read, for a row knows its length.
-def _page(columns: str, order: str) -> Statement:
-    return _statement(f"""
+# value to be read, for a row knows its length. SQLite would carry all values through the window: there the last key of the
+# page is looked for first.
+def _page(columns: str, order: str, side: str, last: str) -> Statement:
+    rows = f"from lattice_cell where {_OF_TREE} and {_IN_RANGE} and {_LIVE}"
+    running = f"sum(size) over (order by key {order} rows unbounded preceding) - size as before"
+    return Statement(
+        f"""
         select {columns} from (
-            select c.*, sum({{size}}) over (order by key {order} rows unbounded preceding) - {{size}} as before
-            from (
-                select {_COLUMNS} from lattice_cell where {_OF_TREE} and {_IN_RANGE} and {_LIVE}
-                order by key {order} limit %s) c
+            select c.*, {running}
+            from (select {columns}, octet_length(value) as size {rows} order by key {order} limit %s) c
         ) d where before < {PAGE_BYTES} order by key {order}
-    """)
+        """,
+        sqlite=f"""
+        select {columns} {rows} and key {side} (
+            select {last}(key) from (
+                select key, {running}
+                from (select key, length(value) as size {rows} order by key {order} limit %s) c
+            ) d where before < {PAGE_BYTES}) order by key {order}
+        """,
+    )
 
 
 def _keys_page(order: str) -> Statement:
-    return _statement(f"""
+    return Statement(f"""
         select key, null, wall, counter, origin, dead_at from lattice_cell
         where {_OF_TREE} and {_IN_RANGE} and {_LIVE} order by key {order} limit %s
     """)
 
 
-_PAGE, _PAGE_BACK = _page(_COLUMNS, "asc"), _page(_COLUMNS, "desc")
+_PAGE, _PAGE_BACK = _page(_COLUMNS, "asc", "<=", "max"), _page(_COLUMNS, "desc", ">=", "min")
 _KEYS, _KEYS_BACK = _keys_page("asc"), _keys_page("desc")
 
 # Each key by itself (lateral): before the first ANALYZE Postgres takes a tree for a dozen rows, and would read all of it.
@@ -109,17 +111,17 @@ _WRITE = Statement(
     {_UPSERT}
     """,
 )
-_KILL_RANGE = _statement(f"""
+_KILL_RANGE = Statement(f"""
     update lattice_cell set value = null, wall = %s, counter = %s, origin = %s, dead_at = %s
     where tree_id = %s and {_IN_RANGE} and {_LIVE}
 """)
-_COPY = _statement(f"""
+_COPY = Statement(f"""
     insert into lattice_cell (tree_id, key, value, wall, counter, origin, dead_at)
     select %s, {_COLUMNS} from lattice_cell where tree_id = %s and {_LIVE}
 """)
 # The dead in the order of their deaths, by their own index. Locked first: who is being written just now comes another time,
 # and who was written meanwhile is no longer meant.
-_COMPACT = _statement(
+_COMPACT = Statement(
     """
     delete from lattice_cell where ctid = any(array(
         select ctid from lattice_cell where dead_at <= {now} - %s order by dead_at limit %s for update skip locked))
@@ -158,7 +160,10 @@ def page(
         statement = _KEYS_BACK if reverse else _KEYS
     else:
         statement = _PAGE_BACK if reverse else _PAGE
-    cells = [_cell(row) for row in session.fetch(statement, (tree, start, end, limit))]
+    params = (tree, start, end)
+    if session.dialect == SQLITE and not keys_only:
+        params += params
+    cells = [_cell(row) for row in session.fetch(statement, (*params, limit))]
     return cells, len(cells) == limit or sum(len(cell.value or b"") for cell in cells) >= PAGE_BYTES
 
 
