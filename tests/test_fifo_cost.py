@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
+from zlib import crc32
 
 import pytest
 from psycopg import sql
@@ -68,14 +69,14 @@ def hot_statements(engine: Engine) -> list[tuple[Statement, tuple]]:
     keys = [entry_key(head.floor), entry_key(head.floor + 1)]
     found = keys if engine.dialect == POSTGRES else json.dumps(keys)
     values = (
-        [(keys, [b"new", b"new"], head.tree_id)] if engine.dialect == POSTGRES else [(b"new", head.tree_id, keys[0])]
+        [(keys, [b"new", b"new"], 2, head.tree_id)] if engine.dialect == POSTGRES else [(b"new", head.tree_id, keys[0])]
     )
     return [
         (trees._COUNT, (TREE,)),
         (trees._FROM_FLOOR, (TREE, 1)),
         (trees._TAKE_OLDEST, (head.tree_id, keys[0], head.tree_id, 1)),
         (trees._BY_KEY, (found, TREE)),
-        (trees._REMOVE, (found, head.tree_id)),
+        (trees._REMOVE, (found, 2, head.tree_id)),
         (trees._REPLACE, *values),
     ]
 
@@ -94,15 +95,22 @@ def cost_of(engine: Engine, statement: Statement, params: tuple) -> int:
 
 
 def rows_handled(session: Session, statement: Statement, params: tuple) -> int:
+    with session.raw.transaction(force_rollback=True):
+        return handled(explained(session, statement, params, set()))
+
+
+def explained(session: Session, statement: Statement, params: tuple, prepared: set[str]) -> dict[str, Any]:
+    """What a statement does, which is done, in its generic plan, which is kept under its name in `prepared`; Postgres."""
     numbers = iter(range(1, 100))
     text = re.sub("%s", lambda _: f"${next(numbers)}", statement.postgres)
+    name = f"hot_{crc32(text.encode())}"
+    if name not in prepared:
+        session.raw.execute("set plan_cache_mode = force_generic_plan")
+        session.raw.execute(f"prepare {name} as {text}")
+        prepared.add(name)
     given = ", ".join(sql.Literal(param).as_string(session.raw) for param in params)
-    session.raw.execute("set plan_cache_mode = force_generic_plan")
-    session.raw.execute(f"prepare hot as {text}")
-    session.raw.execute("begin")
-    explained = session.raw.execute(f"explain (analyze, format json) execute hot({given})").fetchone()[0]
-    session.raw.execute("rollback")
-    return handled(explained[0]["Plan"])
+    run = f"execute {name}({given})" if params else f"execute {name}"
+    return session.raw.execute(f"explain (analyze, buffers, format json) {run}").fetchone()[0][0]["Plan"]
 
 
 def handled(plan: dict[str, Any]) -> int:

@@ -60,10 +60,12 @@ class Row:
 
 _LAST = f"'{entry_key(MAX_ID)}'"
 #: What the engines say differently: an entry's id and key in SQL, which rows are entries, several ids at once.
+#: `is_entry` says what is none: of a pattern that must match Postgres believes that hardly any row does, and before the
+#: first ANALYZE, or in a plan made for a short queue, it would then read and sort all entries to find the first.
 _WORDS = {
     POSTGRES: {
         "id": "substr(key, 3)::bigint",
-        "is_entry": f"key <= {_LAST} and key ~ '^e/[0-9]{{19}}$'",
+        "is_entry": f"key <= {_LAST} and key !~ '^e/([0-9]{{0,18}}|[0-9]{{20,}}|.*[^0-9].*)$'",
         "floor_key": "'e/' || lpad(floor::text, 19, '0')",
         "any_id": "= any(%s::bigint[])",
         "lowest": "least",
@@ -119,7 +121,8 @@ _FROM_FLOOR = _statement("""
 """)
 # Rows by key, here and below: before the first ANALYZE Postgres takes a tree for a dozen rows, and would read all of it
 # to filter for the keys. So each key is looked up by itself (lateral), and what was found is named by its place (ctid):
-# nobody else moves a row while the head is held.
+# nobody else moves a row while the head is held. A limit that is a parameter counts as a few rows, ten keys do not: for
+# ten places Postgres would rather read a short table from end to end, and keep that plan when it has grown.
 _BY_KEY = _statement(
     """
     select {id}, value, exists (
@@ -144,7 +147,8 @@ _REPLACE = Statement(
     postgres="""
     update lattice_tree_row t set value = given.value
     from (
-        select r.place, g.value from unnest(%s::text[], %s::bytea[]) as g (wanted_key, value) cross join lateral (
+        select r.place, g.value
+        from (select * from unnest(%s::text[], %s::bytea[]) as g (wanted_key, value) limit %s) g cross join lateral (
             select ctid as place from lattice_tree_row where tree_id = %s and key = wanted_key limit 1) r) given
     where t.ctid = given.place
     """,
@@ -152,25 +156,27 @@ _REPLACE = Statement(
 )
 _REMOVE = _statement(
     """
-    delete from lattice_tree_row where ctid = any(array(
-        select r.place from unnest(%s::text[]) as wanted (wanted_key) cross join lateral (
-            select ctid as place from lattice_tree_row where tree_id = %s and key = wanted_key limit 1) r))
+    delete from lattice_tree_row t using (
+        select r.place from (select unnest(%s::text[]) as wanted_key limit %s) wanted cross join lateral (
+            select ctid as place from lattice_tree_row where tree_id = %s and key = wanted_key limit 1) r) given
+    where t.ctid = given.place
     returning {id}, value
     """,
     sqlite="""
-    delete from lattice_tree_row where key in (select value from json_each(%s)) and tree_id = %s
+    delete from lattice_tree_row where key in (select value from json_each(%s) limit %s) and tree_id = %s
     returning {id}, value
     """,
 )
 
-# Arrays, not joins: whatever the statistics say, the search is one ordered walk of the primary key from the floor.
+# One ordered walk of the primary key from the floor, then each row by its place.
 _TAKE_OLDEST = _statement(
     """
-    delete from lattice_tree_row where ctid = any(array(
-        select ctid from lattice_tree_row
+    delete from lattice_tree_row t using (
+        select ctid as place from lattice_tree_row
         where tree_id = %s and key >= %s and {is_entry}
             and {id} <> all(array(select entry_id from lattice_fifo_pin where tree_id = %s))
-        order by key limit %s))
+        order by key limit %s) given
+    where t.ctid = given.place
     returning {id}, value
     """,
     sqlite="""
@@ -258,7 +264,7 @@ def replace_rows(session: Session, tree_id: int, values: dict[int, bytes]) -> No
     """Give entries that exist new values, in one statement."""
     keys = [entry_key(entry_id) for entry_id in values]
     if session.dialect == POSTGRES:
-        session.execute(_REPLACE, (keys, list(values.values()), tree_id))
+        session.execute(_REPLACE, (keys, list(values.values()), len(keys), tree_id))
     else:
         given = zip(values.values(), keys, strict=True)
         session.execute_many(_REPLACE, [(value, tree_id, key) for value, key in given])
@@ -266,7 +272,8 @@ def replace_rows(session: Session, tree_id: int, values: dict[int, bytes]) -> No
 
 def remove_rows(session: Session, tree_id: int, entry_ids: Sequence[int]) -> list[Row]:
     """Delete entries; returns those that existed, in the order of their ids."""
-    return _rows(session.fetch(_REMOVE, (_several(session, _keys(entry_ids)), tree_id)))
+    keys = _keys(entry_ids)
+    return _rows(session.fetch(_REMOVE, (_several(session, keys), len(keys), tree_id)))
 
 
 def take_oldest(session: Session, head: Head, number: int) -> list[Row]:
