@@ -26,6 +26,7 @@ from lattice_tasks.store.own import require_own
 from lattice_tasks.store.queues import open_namespace
 from lattice_tasks.tasks.edit import Edits
 from lattice_tasks.tasks.job import Job, Jobs
+from lattice_tasks.tasks.plans import Plans
 from lattice_tasks.tasks.redirects import Redirects
 from lattice_tasks.tasks.replay import Replays
 from lattice_tasks.tasks.submit import Submitter
@@ -103,6 +104,8 @@ class Lattice:
         self._edits = Edits(self._submitter, lambda *call: require_fit(self.broker, *call))
         #: Dead letters that failed alike, over all queues, and what is known of them.
         self.letter_groups = Groups(self.engine, self._namespace_id, self.telemetry)
+        #: Bulk work on dead letters: planned, looked at, applied.
+        self.plans = Plans(self.engine, self.settings, self.queues, self._replays, self._submitter.wake)
         #: What operators' rooms record their changes with; the library's own calls record nothing.
         self.audit = Audit(self.engine, self._namespace_id, self._submitter.deferring)
         self.broker = LatticeBroker(

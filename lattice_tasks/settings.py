@@ -44,6 +44,8 @@ class Settings:
         lookahead_ms: how much work, in time, a worker claims beyond its free threads.
         lookahead_count: and at most so many.
         shelf_capacity: dead letters per queue before the oldest is evicted.
+        dlq_poison_replays: a bulk plan leaves out letters of which so many replays have failed.
+        dlq_restore_days: how long discarded and evicted letters can be restored; 0: they are not kept at all.
         fifo_capacity: entries of a FIFO queue, by its name, before the oldest is evicted; `*` for all others. A queue
             without either has no bound. A whole number alone means `*`; the environment takes that, or JSON.
         site_id: stamped on every change of a tree; unique among the sites that replicate trees.
@@ -72,6 +74,8 @@ class Settings:
     lookahead_ms: int = 50
     lookahead_count: int = 128
     shelf_capacity: int = 1_000
+    dlq_poison_replays: int = 2
+    dlq_restore_days: int = 7
     fifo_capacity: Mapping[str, int] = field(default_factory=dict)
     site_id: str = "local"
     tree_grace_ms: int = 86_400_000
@@ -110,6 +114,8 @@ _BOUNDS = {
     "lookahead_ms": (0, 10_000),
     "lookahead_count": (0, 10_000),
     "shelf_capacity": (1, 10_000_000),
+    "dlq_poison_replays": (1, 1_000_000),
+    "dlq_restore_days": (0, 3_650),
     "tree_grace_ms": (0, 10 * 365 * 86_400_000),
     "unknown_actor_grace_ms": (0, 86_400_000),
     "pool_size": (1, 1_000),

@@ -72,6 +72,8 @@ EVENTS: dict[str, Event] = {
         "info", ("shelf", "entry_id", "task_id", "child_id", "by"), "replaced by a changed copy"
     ),
     "dead_letter.group_marked": Event("info", ("group", "state", "by"), "an operator said what is known of a group"),
+    "plan.made": Event("info", ("plan", "verb", "count", "digest"), "bulk work on dead letters was planned"),
+    "plan.changed": Event("info", ("plan", "state", "why"), "it runs, was paused, stopped by its rule, or finished"),
     "fifo.evicted": Event("warning", ("queue", "count", "entry_ids"), "the oldest of a FIFO queue at its bound"),
     "maintenance.pruned": Event("info", ("count",), "finished invocations past their retention removed"),
     "tree.compacted": Event("info", ("count",), "keys of trees that were deleted or expired long enough removed"),

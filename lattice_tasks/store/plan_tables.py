@@ -27,7 +27,7 @@ def plan_models(row: type[peewee.Model], identity: Callable[[], Any], text: Call
         created_at = peewee.BigIntegerField()
         state = peewee.TextField()
         stage = peewee.BigIntegerField()
-        why = peewee.TextField()
+        why = peewee.TextField(null=True)
         owner = peewee.TextField()
         beat_at = peewee.BigIntegerField()
         ended_at = peewee.BigIntegerField(null=True)

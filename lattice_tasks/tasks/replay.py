@@ -33,15 +33,15 @@ class Replays:
         self, jobs: Jobs, redirects: Redirects, namespace_id: Callable[[], int], telemetry: Telemetry, capacity: int
     ) -> None:
         self._jobs = jobs
-        self._redirects = redirects
-        self._namespace_id = namespace_id
-        self._telemetry = telemetry
+        self.redirects = redirects
+        self.namespace_id = namespace_id
+        self.telemetry = telemetry
         self._capacity = capacity
 
     def hold(self, session: Session, queues: Mapping[int, str], router: Router | None = None) -> None:
         """Lock the shelves of these queues (by id) and of those that their letters are redirected to, before any letter is
         chosen; in the order that keeps everybody from waiting in a circle."""
-        router = router or self._redirects.router(session)
+        router = router or self.redirects.router(session)
         elsewhere = {router.queue_of(name) for name in queues.values()} - set(queues.values())
         hold_shelves(session, [*queues, *(self._destination(session, name, "").queue_id for name in elsewhere)])
 
@@ -52,7 +52,7 @@ class Replays:
             AlreadyHandled: the invocation is not parked any more.
             Conflict, QueueNotFound: it is redirected to where it cannot go.
         """
-        self.requeue_many(session, [letter], self._redirects.router(session))
+        self.requeue_many(session, [letter], self.redirects.router(session))
 
     def requeue_many(self, session: Session, letters: Sequence[DeadLetter], router: Router) -> Requeued:
         """`requeue` of letters of one shelf, pinned, all or none; where those lie now that were redirected elsewhere."""
@@ -85,13 +85,13 @@ class Replays:
         return self._jobs.await_end(task_id, timeout)
 
     def _destination(self, session: Session, queue: str, actor: str) -> Destination:
-        for row in list_queues(session, self._namespace_id()):
+        for row in list_queues(session, self.namespace_id()):
             if row[1] == queue:
                 return Destination(row[0], queue, actor, row[5] or self._capacity)
         raise QueueNotFound(f"no queue {queue!r} to redirect a dead letter to; see `lattice-tasks dlq redirects list`")
 
     def _redirect(self, session: Session, letter: DeadLetter, to: Destination) -> int:
-        (own_id,) = (row[0] for row in list_queues(session, self._namespace_id()) if row[1] == letter.queue)
+        (own_id,) = (row[0] for row in list_queues(session, self.namespace_id()) if row[1] == letter.queue)
         moved = redirect(session, own_id, letter, to)
         was = msgspec.json.encode({"queue": letter.queue, "actor": letter.actor}).decode()
         code = State.PARKED.code
@@ -100,7 +100,7 @@ class Replays:
                 f"dead letter {letter.entry_id} cannot move to queue {to.queue!r}: task {letter.task_id} is not parked any "
                 f"more, or another task has its key {letter.key!r} there"
             )
-        self._telemetry.emit(
+        self.telemetry.emit(
             "dead_letter.redirected",
             shelf=letter.queue,
             entry_id=letter.entry_id,

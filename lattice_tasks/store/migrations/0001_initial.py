@@ -96,7 +96,7 @@ create table lattice_triage (
 create table lattice_plan (
     id {serial}, namespace_id bigint not null, name text{c} not null, verb text not null, definition text not null,
     digest text not null, total bigint not null, created_at bigint not null, state text not null, stage bigint not null,
-    why text not null, owner text not null, beat_at bigint not null, ended_at bigint);
+    why text, owner text not null, beat_at bigint not null, ended_at bigint);
 create unique index lattice_plan_namespace_id_name on lattice_plan (namespace_id, name);
 create table lattice_plan_item (
     plan_id bigint not null, queue_id bigint not null, entry_id bigint not null, seq bigint not null,
