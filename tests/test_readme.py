@@ -88,6 +88,8 @@ def test_the_readme_runs_on_one_sqlite_file(tmp_path: Path) -> None:
 
     assert "cat-400.jpg" in printed
     assert "['dog-200.jpg', 'cow-64.jpg']" in printed
+    assert "['fruit/pear', 'fruit/fig', 'fruit/apple']" in printed
+    assert "3 kinds left" in printed
     assert "is parked: ValueError: invalid literal for int() with base 10: '12,50'" in printed
 
 
