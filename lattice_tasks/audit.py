@@ -214,11 +214,27 @@ class Audit:
         with self._engine.session() as session:
             return rows.ends_of(session, namespace_id).last_n or 0
 
-    def verify(self, advance: Callable[[int], object] = lambda steps: None) -> Verdict:
-        """Walk the whole chain, a page at a time; `advance` is told how many records each page had."""
+    def verify(
+        self, advance: Callable[[int], object] = lambda steps: None, kept: tuple[int, str] | None = None
+    ) -> Verdict:
+        """Walk the whole chain, a page at a time.
+
+        Args:
+            advance: told how many records each page had.
+            kept: the number of a record and its hash, as they were noted elsewhere: a chain that was written anew has
+                another one there.
+        """
         namespace_id = self._namespace_id()
         with self._engine.session() as session:
-            return _verify(session, namespace_id, advance)
+            verdict = _verify(session, namespace_id, advance)
+            if kept is None or verdict.fault is not None:
+                return verdict
+            n, digest = kept
+            if [row.hash for row in rows.page(session, namespace_id, n - 1, 1) if row.n == n] == [digest.lower()]:
+                return verdict
+        return Verdict(
+            0, "", Fault(n, "changed", "it is not the record whose hash was kept: the chain was written anew")
+        )
 
     def _write(self, namespace_id: int, draft: "_Draft") -> int:
         with self._engine.session() as session, session.transaction():

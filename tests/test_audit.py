@@ -13,9 +13,13 @@ from hypothesis import strategies as st
 from lattice_tasks import Lattice
 from lattice_tasks import audit as audit_room
 from lattice_tasks.audit import AuditRow, operator, ranges
+from lattice_tasks.dead_letters.parking import ShelfSpec
 from lattice_tasks.errors import InvalidInput, QueueExists, StoreError
 from lattice_tasks.store import audit as audit_rows
+from lattice_tasks.store import trees
 from lattice_tasks.store.engine import Statement
+from lattice_tasks.tasks.settle import Ended, Kind, Outcome, settle
+from tests.claimers import Claimer
 from tests.working import change, heard, opened, rows, stored, until, until_state, working
 
 #: Appends for as long as it is told to; a file of several, all at once.
@@ -311,6 +315,44 @@ def test_what_a_full_shelf_evicts_is_recorded_with_the_park(store_url: str) -> N
         assert {(record.who, record.target) for record in records} == {("system", "orders")}
         assert letters == [[number + 1, job.id] for number, job in enumerate(jobs[:3])]
         assert fault(lattice) is None
+
+
+def test_the_head_of_the_audit_is_the_last_lock_of_a_settlement(
+    lattice: Lattice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two settlements, or one and an operator, must not wait for each other in a circle."""
+    taken: list[str] = []
+
+    def told(module: Any, name: str, lock: str) -> None:
+        real = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *given: (taken.append(lock), real(*given))[1])
+
+    claimers = [Claimer(lattice, name) for name in ("a", "b")]
+    ended = []
+    for claimer in claimers:
+        for _ in range(3):
+            lattice.submit(claimer.queue.name, "train")
+        ended += [(one, claimer.batch) for one in claimer.claim(3)]
+    with lattice.engine.session() as session:
+        session.execute(Statement("update lattice_lease set worker_id = %s"), (claimers[0].worker_id,))
+    outcome = Outcome(Kind.PARK, reason="unknown", error="no luck")
+    named = [Ended(one.seq, batch, one.id, one.actor, outcome) for one, batch in ended]
+    told(trees, "hold", "shelf")
+    told(audit_rows, "hold_head", "audit")
+
+    settle(
+        claimers[0].session,
+        claimers[0].worker_id,
+        "w",
+        "1",
+        named,
+        lambda queue_id: (f"q{queue_id}", ShelfSpec(queue_id, 1)),
+    )
+
+    assert taken == ["shelf", "shelf", "audit"]
+    assert [len(record.before["letters"]) for record in lattice.audit.list()] == [2, 2]
+    for claimer in claimers:
+        claimer.close()
 
 
 def test_one_park_that_evicts_many_writes_one_record(lattice: Lattice) -> None:

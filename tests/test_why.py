@@ -126,7 +126,7 @@ def test_who_could_take_it_and_why_they_do_not(lattice: Lattice) -> None:
 
 
 def test_those_in_front_are_counted(lattice: Lattice, claimer: Callable[[], Claimer]) -> None:
-    """C01: first in, first claimed, so what was submitted before comes before."""
+    """First in, first claimed: what was submitted before comes before."""
     ours = claimer()
     jobs = [lattice.submit("q", "train") for _ in range(4)]
 
@@ -220,8 +220,6 @@ def test_one_that_waits_for_a_rate_limit_was_handed_back(lattice: Lattice) -> No
 
 
 def test_a_passed_deadline_lets_it_expire_at_its_claim(lattice: Lattice) -> None:
-    """C58: a deadline keeps a task from starting."""
-
     @lattice.task(queue="q")
     def train() -> None:
         raise AssertionError

@@ -1,5 +1,6 @@
 """`lattice-tasks audit`: who changed what, when and why, and whether that is still what was written."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from datetime import datetime, timedelta
@@ -16,6 +17,18 @@ __all__ = ["audit"]
 
 _FIELDS = tuple(field.name for field in fields(AuditRecord))
 _COLUMNS = ("n", "at", "who", "verb", "target", "phase", "reason", "what")
+
+
+class _Kept(click.ParamType[tuple[int, str]]):
+    """The number and hash of a record."""
+
+    name = "record"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, str]:
+        found = re.fullmatch(r"([1-9]\d{0,17}):([0-9a-fA-F]{64})", str(value).strip())
+        if found is None:
+            self.fail(f"{value!r} is not N:HASH, as `lattice-tasks audit verify` prints them", param, ctx)
+        return int(found[1]), found[2]
 
 
 @click.group(cls=Noun)
@@ -67,15 +80,16 @@ def list_(
 
 
 @audit.command()
+@click.option("--kept", type=_Kept(), metavar="N:HASH", help="And record N must still have this hash.")
 @pass_desk
-def verify(desk: Desk) -> None:
+def verify(desk: Desk, kept: tuple[int, str] | None) -> None:
     """Check every record against its hash, its place and the head of the chain. Exit 1: something is wrong.
 
-    Who can write to the database can write a whole new chain. Keep the hash that this prints somewhere else: a later
-    chain holds it at the same number.
+    Who can write to the database can write a whole new chain. Keep the number and hash that this prints somewhere else, and
+    give them to --kept the next time.
     """
     with progress(desk.screen, "verifying", desk.lattice.audit.count()) as advance:
-        verdict = desk.lattice.audit.verify(advance)
+        verdict = desk.lattice.audit.verify(advance, kept)
     fault = verdict.fault
     desk.screen.one(
         {

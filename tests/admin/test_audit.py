@@ -172,3 +172,17 @@ def test_verify_names_the_first_wrong_record(cli: CommandLine, app: App) -> None
     assert (sound.code, sound.data["records"], sound.data["kind"]) == (0, 3, None)
     assert (ran.code, ran.data["records"], ran.data["wrong"], ran.data["kind"]) == (1, 1, 2, "changed")
     assert "record 2 of the audit: changed" in ran.err
+
+
+def test_a_chain_that_was_written_anew_does_not_hold_what_was_kept(cli: CommandLine) -> None:
+    """I13: sound in itself, so only what was noted elsewhere gives it away."""
+    cli("queues", "add", "a")
+    kept = "{records}:{head}".format(**cli("audit", "verify", "-o", "json").data)
+    cli("queues", "add", "b")
+
+    right, wrong, beyond, nonsense = (
+        cli("audit", "verify", "--kept", text) for text in (kept, f"1:{'0' * 64}", kept.replace("1:", "9:"), "1:x")
+    )
+
+    assert [ran.code for ran in (right, wrong, beyond, nonsense)] == [0, 1, 1, 2]
+    assert "record 1 of the audit: changed: it is not the record whose hash was kept" in wrong.err
