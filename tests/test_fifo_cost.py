@@ -100,10 +100,14 @@ def rows_handled(session: Session, statement: Statement, params: tuple) -> int:
 
 
 def explained(session: Session, statement: Statement, params: tuple, prepared: set[str]) -> dict[str, Any]:
-    """What a statement does, which is done, in its generic plan, which is kept under its name in `prepared`; Postgres."""
+    """What a statement does, which is done, in its generic plan, on Postgres; kept by its name in `prepared`, as the
+    connection would."""
     numbers = iter(range(1, 100))
     text = re.sub("%s", lambda _: f"${next(numbers)}", statement.postgres)
     name = f"hot_{crc32(text.encode())}"
+    if statement.replans and name in prepared:
+        session.raw.execute(f"deallocate {name}")
+        prepared.discard(name)
     if name not in prepared:
         session.raw.execute("set plan_cache_mode = force_generic_plan")
         session.raw.execute(f"prepare {name} as {text}")

@@ -140,6 +140,36 @@ def test_entries_that_are_gone_cost_no_pages(engine: Engine, early: Measured, la
     assert LatticeQueue[Any](engine, NAME).count() == 1
 
 
+def test_a_plan_made_by_the_statistics_of_a_short_queue_does_not_read_all_of_a_long_one(
+    engine: Engine, early: Measured
+) -> None:
+    """C41: analysed when it held one entry, as autovacuum does with a queue that is mostly empty; then comes a burst."""
+    with engine.session() as session:
+        session.raw.execute("vacuum analyze")
+    shallow = pages(early)
+    fill(engine, 50_000)
+
+    deep = pages(early)
+
+    assert {name: deep[name] for name in deep if deep[name] > shallow[name] + 15} == {}
+
+
+def test_what_must_be_planned_anew_is(engine: Engine) -> None:
+    """C41: whatever walks entries; a thousand times would not make psycopg keep the plan."""
+    session = engine.open_session()
+    queue = LatticeQueue[Any](session, NAME)
+    for _ in range(20):
+        queue.enqueue("one")
+        queue.peek()
+        queue.try_dequeue()
+
+    kept = [text for (text,) in session.raw.execute("select statement from pg_prepared_statements").fetchall()]
+    session.close()
+
+    assert any("for update of h" in text for text in kept)
+    assert [text for text in kept if "order by key" in text] == []
+
+
 def drain(engine: Engine) -> None:
     with opened(engine) as fifo:
         gone = 1

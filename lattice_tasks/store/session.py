@@ -46,10 +46,15 @@ _UNUSABLE = ("not a database", "readonly", "read-only", "malformed", "unable to 
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """One SQL text per dialect. `{now}` is the store's clock in microseconds; parameters are `%s` in both."""
+    """One SQL text per dialect. `{now}` is the store's clock in microseconds; parameters are `%s` in both.
+
+    `replans`: Postgres plans it at each execution, by the tables' sizes of that moment. A connection keeps other plans
+    until the next ANALYZE, and one that was made for a table of one page reads all of a table that has grown since.
+    """
 
     postgres: str
     sqlite: str = ""
+    replans: bool = False
 
     def __post_init__(self) -> None:
         both = self.sqlite or self.postgres
@@ -77,7 +82,7 @@ class Session:
         """
         try:
             if self.dialect == POSTGRES:
-                return self._cursor.execute(statement.postgres, params).fetchall()
+                return self._cursor.execute(statement.postgres, params, prepare=_prepares(statement)).fetchall()
             return self._cursor.execute(statement.sqlite, params).fetchall()
         except _REFUSALS as error:
             raise translated(error) from error
@@ -86,7 +91,7 @@ class Session:
         """Run one statement and return the number of rows it changed; raises like `fetch`."""
         try:
             if self.dialect == POSTGRES:
-                return self._cursor.execute(statement.postgres, params).rowcount
+                return self._cursor.execute(statement.postgres, params, prepare=_prepares(statement)).rowcount
             return self._cursor.execute(statement.sqlite, params).rowcount
         except _REFUSALS as error:
             raise translated(error) from error
@@ -182,6 +187,11 @@ class Session:
                 self._cursor.execute("rollback")
         except DRIVER_ERRORS:
             self.close()
+
+
+def _prepares(statement: Statement) -> bool | None:
+    """None: psycopg's own choice, which is to keep the plan from the sixth time on."""
+    return False if statement.replans else None
 
 
 def translated(error: Exception) -> StoreError:

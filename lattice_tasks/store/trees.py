@@ -82,8 +82,8 @@ _WORDS = {
 }
 
 
-def _statement(text: str, sqlite: str = "") -> Statement:
-    return Statement(text.format(**_WORDS[POSTGRES]), (sqlite or text).format(**_WORDS[SQLITE]))
+def _statement(text: str, sqlite: str = "", replans: bool = False) -> Statement:
+    return Statement(text.format(**_WORDS[POSTGRES]), (sqlite or text).format(**_WORDS[SQLITE]), replans)
 
 
 _REGISTER = Statement(
@@ -109,7 +109,8 @@ _WRITE_HEAD = _statement("""
 """)
 
 # Tree and floor as scalars: with a join Postgres does not see that one head gives one ordered range, and sorts it.
-_FROM_FLOOR = _statement("""
+_FROM_FLOOR = _statement(
+    """
     with head as (
         select tree_id, {floor_key} as floor_key
         from lattice_fifo_head where tree_id = (select id from lattice_tree where name = %s))
@@ -118,7 +119,9 @@ _FROM_FLOOR = _statement("""
     from lattice_tree_row r
     where tree_id = (select tree_id from head) and key >= (select floor_key from head) and {is_entry}
     order by key limit %s
-""")
+""",
+    replans=True,
+)
 # Rows by key, here and below: before the first ANALYZE Postgres takes a tree for a dozen rows, and would read all of it
 # to filter for the keys. So each key is looked up by itself (lateral), and what was found is named by its place (ctid):
 # nobody else moves a row while the head is held. A limit that is a parameter counts as a few rows, ten keys do not: for
@@ -137,6 +140,7 @@ _BY_KEY = _statement(
     from lattice_tree_row r
     where key in (select value from json_each(%s)) and tree_id = (select id from lattice_tree where name = %s)
     """,
+    replans=True,
 )
 _INSERT = Statement(
     postgres="insert into lattice_tree_row (tree_id, key, value) "
@@ -153,6 +157,7 @@ _REPLACE = Statement(
     where t.ctid = given.place
     """,
     sqlite="update lattice_tree_row set value = %s where tree_id = %s and key = %s",
+    replans=True,
 )
 _REMOVE = _statement(
     """
@@ -166,6 +171,7 @@ _REMOVE = _statement(
     delete from lattice_tree_row where key in (select value from json_each(%s) limit %s) and tree_id = %s
     returning {id}, value
     """,
+    replans=True,
 )
 
 # One ordered walk of the primary key from the floor, then each row by its place.
@@ -187,6 +193,7 @@ _TAKE_OLDEST = _statement(
         order by key limit %s)
     returning {id}, value
     """,
+    replans=True,
 )
 
 _COUNT_PINS = Statement("select count(*) from lattice_fifo_pin where tree_id = %s")
