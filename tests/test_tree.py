@@ -265,6 +265,24 @@ def test_a_prefix_scan_is_half_open(tree: LatticeTree[Any]) -> None:
 
 
 @pytest.mark.parametrize("reverse", [False, True])
+def test_a_key_that_expires_under_a_scan_does_not_end_it(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch, reverse: bool
+) -> None:
+    """spec 2.10 TTL: a page has one instant, though SQLite's clock moves between the rows."""
+    minutes = iter(range(10**6))
+    monkeypatch.setattr(Engine, "_now_us", lambda self: next(minutes) * 60 * 1_000_000)
+    monkeypatch.setattr(trees, "_PAGE_ROWS", 2)
+    with tree_at(sqlite_url) as tree:
+        stays = [f"k{n:02}" for n in range(10)]
+        for minute in range(1, 30):
+            tree.set_many(dict.fromkeys(stays, 0))
+            for key in stays:
+                tree.set(key + "x", 0, ttl=timedelta(minutes=minute))
+            found = keys(tree, reverse=reverse)
+            assert [key for key in found if key in stays] == sorted(stays, reverse=reverse), minute
+
+
+@pytest.mark.parametrize("reverse", [False, True])
 def test_a_scan_goes_on_over_its_pages(tree: LatticeTree[Any], monkeypatch: pytest.MonkeyPatch, reverse: bool) -> None:
     monkeypatch.setattr(trees, "_PAGE_ROWS", 10)
     names = [f"k{n:03}" for n in range(40)]

@@ -57,9 +57,11 @@ _COUNT = Statement(f"select count(*) from lattice_cell where {_OF_TREE} and {_IN
 
 # One ordered walk of the primary key from the start. The running size ends a page of large values early; it needs no
 # value to be read, for a row knows its length. SQLite would carry all values through the window: there the last key of the
-# page is looked for first.
+# page is looked for first. Both looks there must be at one instant, or what expires in between makes the page look like
+# the last one; and SQLite's clock is read anew at each call.
 def _page(columns: str, order: str, side: str, last: str) -> Statement:
     rows = f"from lattice_cell where {_OF_TREE} and {_IN_RANGE} and {_LIVE}"
+    then = rows.replace("{now}", "(select now from moment)")
     running = f"sum(size) over (order by key {order} rows unbounded preceding) - size as before"
     return Statement(
         f"""
@@ -69,10 +71,11 @@ def _page(columns: str, order: str, side: str, last: str) -> Statement:
         ) d where before < {PAGE_BYTES} order by key {order}
         """,
         sqlite=f"""
-        select {columns} {rows} and key {side} (
+        with moment as materialized (select {{now}} as now)
+        select {columns} {then} and key {side} (
             select {last}(key) from (
                 select key, {running}
-                from (select key, length(value) as size {rows} order by key {order} limit %s) c
+                from (select key, length(value) as size {then} order by key {order} limit %s) c
             ) d where before < {PAGE_BYTES}) order by key {order}
         """,
     )
