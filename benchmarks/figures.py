@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import psycopg
 
 from benchmarks import marks
+from benchmarks.lanes import CLIENTS
 from benchmarks.peers import Peer
 from benchmarks.processes import Failed, Ground, Workers, produce, wait_until
 
@@ -24,6 +25,7 @@ class Scale:
     drain_tasks: int = 20_000
     latency_tasks: int = 300
     settle_s: float = 6
+    fifo_s: float = 5
     idle_s: float = 20
     finished_rows: int = 1_000_000
     waiting_rows: int = 100_000
@@ -37,6 +39,7 @@ QUICK = Scale(
     submit_s=1,
     drain_tasks=5_000,
     latency_tasks=50,
+    fifo_s=2,
     settle_s=4,
     idle_s=5,
     finished_rows=50_000,
@@ -100,7 +103,16 @@ def latency(ground: Ground, peer: Peer, scale: Scale) -> Figures:
         return produce(ground, peer, "latency", scale.latency_tasks)
 
 
-FIGURES = {"submit": submit, "bulk": bulk, "idle": idle, "drain": drain, "latency": latency}
+def fifo(ground: Ground, peer: Peer, scale: Scale) -> Figures:
+    """Eight clients that put a value in and take one out: all on one queue, then each on a lane of its own."""
+    found: Figures = {}
+    for name, lanes in (("one", 1), ("lanes", CLIENTS)):
+        produce(ground, peer, "reset")
+        found[f"{name}_per_second"] = produce(ground, peer, "fifo", scale.fifo_s, lanes)["per_second"]
+    return found
+
+
+FIGURES = {"submit": submit, "bulk": bulk, "idle": idle, "drain": drain, "latency": latency, "fifo": fifo}
 
 
 def measured(ground: Ground, peer: Peer, figure: str, scale: Scale) -> Figures:

@@ -27,6 +27,8 @@ ROWS = (
     ("… worker CPU, s per 1,000 ↓", "drain", "worker_cpu_s_per_1000", 3),
     ("latency p50, ms ↓", "latency", "p50_ms", 2),
     ("latency p99, ms ↓", "latency", "p99_ms", 2),
+    ("FIFO, one queue: in and out, /s ↑", "fifo", "one_per_second", 0),
+    ("… on eight lanes", "fifo", "lanes_per_second", 0),
     ("idle worker CPU, s in 20 s ↓", "idle", "cpu_s_in_20_s", 2),
     ("idle worker memory, PSS MiB ↓", "idle", "pss_mib", 0),
 )

@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks import marks
 from benchmarks.goals import GOALS, Goal
+from benchmarks.lanes import pairs
 from benchmarks.peers import PEERS
 from benchmarks.report import are_goals_kept, markdown, sheets, summarised
 
@@ -68,3 +69,28 @@ def test_marks_of_other_processes_are_counted_once_per_task(tmp_path: Path, monk
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
 
     assert len(marks.instants_ns(tmp_path)) == 2
+
+
+def test_eight_clients_share_as_many_lanes_as_they_are_told() -> None:
+    lanes: list[int] = []
+
+    class Lane:
+        def __init__(self, number: int) -> None:
+            lanes.append(number)
+            self.held: list[int] = []
+
+        def put(self, number: int) -> None:
+            self.held.append(number)
+
+        def get(self) -> object:
+            return (self.held.pop(),)
+
+    class Lossy(Lane):
+        def get(self) -> object:
+            return None
+
+    assert pairs(Lane, 0.05, 1)["per_second"] > 0
+    assert pairs(Lane, 0.05, 8)["per_second"] > 0
+    assert lanes == [0] * 8 + list(range(8))
+    with pytest.raises(SystemExit, match="empty"):
+        pairs(Lossy, 0.05, 1)

@@ -4,6 +4,7 @@ A module of this package is one peer's app. It offers
 
     reset()      an empty queue, with whatever schema the peer needs
     left()       how many tasks the peer still holds
+    fifo(…)      pairs of an enqueue and a dequeue, see `benchmarks.lanes`
     Producer     submit(number), flush(), close(), and where the peer has a call for it open() and submit_many(numbers)
 
 All of them may be coroutine functions. `flush` returns once everything submitted has reached the server; without it a client
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 __all__ = ["PEERS", "Peer"]
 
 ALL_FIGURES = ("submit", "bulk", "idle", "drain", "latency")
+AND_FIFO = (*ALL_FIGURES, "fifo")
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ PEERS = {
         "dramatiq benchmarks.peers.lattice --processes 2 --threads 8",
         is_ours=True,
         uses_postgres=True,
+        figures=AND_FIFO,
     ),
     "dramatiq": Peer(
         "dramatiq",
@@ -68,7 +71,9 @@ PEERS = {
         bulk_tasks=5_000,
     ),
     "celery, confirms": Peer("celery", settings={"BENCH_CONFIRM": "1"}, figures=("submit", "bulk"), bulk_tasks=3_000),
-    "pgqueuer": Peer("pgqueuer", "python -m benchmarks.peers.pgqueuer 500", nodes=2, uses_postgres=True),
+    "pgqueuer": Peer(
+        "pgqueuer", "python -m benchmarks.peers.pgqueuer 500", nodes=2, uses_postgres=True, figures=AND_FIFO
+    ),
     "procrastinate": Peer(
         "procrastinate",
         "procrastinate --app benchmarks.peers.procrastinate.app --log-level warning worker --concurrency 30",
@@ -81,10 +86,12 @@ PEERS = {
         "dramatiq benchmarks.peers.lattice --processes 1 --threads 8",
         settings={"BENCH_EMBEDDED": "1"},
         is_ours=True,
+        figures=AND_FIFO,
     ),
     "huey, SQLite": Peer(
         "huey",
         "huey_consumer benchmarks.peers.huey.huey --workers 8 --worker-type thread --no-periodic --quiet",
         figures=("submit", "idle", "drain", "latency"),  # it has no call for many
     ),
+    "persist-queue, SQLite": Peer("persistqueue", figures=("fifo",)),
 }

@@ -7,6 +7,7 @@ from pathlib import Path
 import psycopg
 
 from benchmarks import marks
+from benchmarks.lanes import pairs
 from lattice_tasks import Lattice
 
 POSTGRES_URL = os.environ["BENCH_POSTGRES_URL"]
@@ -63,6 +64,21 @@ stored as (
 insert into lattice_ready (queue_id, seq, priority, attempt, flags)
 select queue_id, seq, 0, 0, 0 from stored where state = 0
 """
+
+
+class Lane:
+    def __init__(self, number: int) -> None:
+        self._queue = lattice.fifo(f"lane{number}")
+
+    def put(self, number: int) -> None:
+        self._queue.enqueue(number)
+
+    def get(self) -> object:
+        return self._queue.try_dequeue()
+
+
+def fifo(seconds: float, lanes: int) -> dict[str, float]:
+    return pairs(Lane, seconds, lanes)
 
 
 class Producer:

@@ -5,14 +5,17 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from uuid import uuid4
 
 import asyncpg
 import uvloop
 from pgqueuer import PgQueuer, Queries, types
 from pgqueuer.adapters.cli import supervisor
 from pgqueuer.db import AsyncpgDriver
+from pgqueuer.ports.repository import EntrypointExecutionParameter
 
 from benchmarks import marks
+from benchmarks.lanes import pairs_of_tasks
 
 POSTGRES_URL = os.environ["BENCH_POSTGRES_URL"]
 
@@ -40,6 +43,36 @@ async def left() -> int:
     count = await connection.fetchval("select count(*) from pgqueuer")
     await connection.close()
     return count
+
+
+class Lane:
+    """A job is enqueued, picked alone, and logged as done: what a worker does, without the worker."""
+
+    def __init__(self, number: int) -> None:
+        self._name = f"lane{number}"
+        self._me = uuid4()
+
+    async def open(self) -> None:
+        self._connection = await asyncpg.connect(POSTGRES_URL)
+        self._queries = Queries(AsyncpgDriver(self._connection))
+
+    async def put(self, number: int) -> None:
+        await self._queries.enqueue(self._name, b"%d" % number)
+
+    async def get(self) -> object:
+        lane = {self._name: EntrypointExecutionParameter(concurrency_limit=0)}
+        jobs: list = []
+        while not jobs:  # it passes over what another client is picking at this moment, and may find nothing else
+            jobs = await self._queries.dequeue(1, lane, self._me, None, timedelta(seconds=30))
+        await self._queries.log_jobs([(job, "successful", None) for job in jobs])
+        return jobs[0]
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+
+async def fifo(seconds: float, lanes: int) -> dict[str, float]:
+    return await pairs_of_tasks(Lane, seconds, lanes)
 
 
 class Producer:
