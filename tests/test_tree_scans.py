@@ -176,6 +176,7 @@ def scan_beside_writers(store_url: str, on: threading.Event, seconds: float) -> 
         on.clear()
         assert not any(thread.is_alive() for thread in threads)
         assert field.wrong == []
+    with engine_at(store_url) as engine:
         told = {record.key: record.value for record in journaled(engine) if record.op in ("set", "delete")}
         cells = stored(engine)
         assert {key: cells[key].value for key in FIXED} == {key: told[key] for key in FIXED}

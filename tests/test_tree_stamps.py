@@ -159,6 +159,25 @@ def test_a_foreign_stamp_lifts_ours(engine: Engine) -> None:
     assert tree.get("a") == 3
 
 
+@pytest.mark.parametrize("left", [0, 1, 2, 3, 4])
+def test_a_counter_that_is_used_up_moves_the_wall(engine: Engine, left: int) -> None:
+    """spec 2.1 value: the counter is an int32; stamps rise all the same."""
+    tree = tree_of(engine)
+    tree.replicate()
+    highest = 2**31 - 1
+    with engine.session() as session, writing(session, TREE, SITE) as writer:
+        writer.merge([cell("z", b"0", 2**61, highest - left - 1)])
+
+    last = tree.set_many({"a": 1, "b": 2, "c": 3}).stamp
+
+    stamps = [record.version.stamp for record in journaled(engine)]
+    assert stamps[-1] == last
+    assert stamps == sorted(set(stamps))
+    assert all(stamp.counter <= highest for stamp in stamps)
+    assert last.wall == 2**61 + (left < 3)
+    assert tree.set("a", 4).stamp > last
+
+
 def test_a_change_that_fails_takes_no_stamp(engine: Engine) -> None:
     tree = tree_of(engine)
     tree.set("a", 1)

@@ -163,7 +163,7 @@ def page(
         statement = _KEYS_BACK if reverse else _KEYS
     else:
         statement = _PAGE_BACK if reverse else _PAGE
-    params = (tree, start, end)
+    params: tuple[Any, ...] = (tree, start, end)
     if session.dialect == SQLITE and not keys_only:
         params += params
     cells = [_cell(row) for row in session.fetch(statement, (*params, limit))]

@@ -17,7 +17,7 @@ from lattice_tasks.clock import Version
 from lattice_tasks.errors import InvalidInput, TooLarge, TreeExists, TreeNotFound
 from lattice_tasks.fifo import JSON, Serializer
 from lattice_tasks.keys import LAST, following, prefix_end, require_bound, require_key, tree_key
-from lattice_tasks.store import registry
+from lattice_tasks.store import puts, registry
 from lattice_tasks.store import tree as cells
 from lattice_tasks.store.engine import Engine, Session
 from lattice_tasks.store.tree import Cell
@@ -152,11 +152,16 @@ class LatticeTree(Generic[T]):
         Raises:
             InvalidInput: a bad key, or a `ttl` that is not positive. NotEncodable, TooLarge: a value cannot be stored.
         """
-        changes = {key: self._change(value, ttl) for key, value in values.items()}
-        for key in changes:
+        for key in values:
             require_key(key)
+        data = {key: self._bytes_of(value) for key, value in values.items()}
+        lasts_us = None if ttl is None else ttl_us(ttl)
+        with self._session() as session:
+            stamp = puts.put(session, self._tree, data, lasts_us, self._site_id)
+            if stamp is not None:
+                return Version(stamp, self._site_id)
         with self._writing() as writer:
-            return writer.put(changes)
+            return writer.put({key: Change(value, lasts_us) for key, value in data.items()})
 
     def set_if_absent(self, key: str, value: T, *, ttl: timedelta | None = None) -> Version | None:
         """Set a key that is not there, or has expired; None: it is there, and nothing was written."""
@@ -340,12 +345,15 @@ class LatticeTree(Generic[T]):
             return cells.live_cell(session, self._tree, key)
 
     def _change(self, value: T, ttl: timedelta | None) -> Change:
+        return Change(self._bytes_of(value), None if ttl is None else ttl_us(ttl))
+
+    def _bytes_of(self, value: T) -> bytes:
         data = self._serializer.serialize(value)
         if not isinstance(data, bytes):
             raise InvalidInput(f"the serializer of tree {self.name!r} gave {type(data).__name__}; it must give bytes")
         if len(data) > self._max_bytes:
             raise TooLarge(f"a value of {len(data)} bytes in tree {self.name!r} passes the limit of {self._max_bytes}")
-        return Change(data, None if ttl is None else ttl_us(ttl))
+        return data
 
     def _value(self, cell: Cell) -> T:
         return self._serializer.deserialize(cell.value or b"")
