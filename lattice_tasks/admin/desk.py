@@ -114,16 +114,21 @@ class Desk:
         if self._stdin.readline().strip().lower() not in ("y", "yes"):
             self.fail(UNCONFIRMED, "nothing was done")
 
+    @property
+    def operator(self) -> str:
+        """Who works here, as the audit names them."""
+        return operator(os.environ)
+
     def acting(self, change: Change, target: str) -> AbstractContextManager[Act]:
         """The way to change something in one transaction: see `Audit.acting`, whose record names this command.
 
         Nothing inside may wait for a person. Fill in `before` and `after` of the act: settings and ids, no payloads.
         """
-        return self.lattice.audit.acting(_verb(), target, who=operator(os.environ), reason=change.reason)
+        return self.lattice.audit.acting(_verb(), target, who=self.operator, reason=change.reason)
 
     def in_parts(self, change: Change, target: str, **intended: Any) -> AbstractContextManager[Act]:
         """The way to change something in many transactions: see `Audit.in_parts`."""
-        audit, who = self.lattice.audit, operator(os.environ)
+        audit, who = self.lattice.audit, self.operator
         return audit.in_parts(_verb(), target, who=who, reason=change.reason, intended=intended)
 
     def fail(self, code: int, text: str) -> NoReturn:

@@ -1,93 +1,79 @@
-"""`lattice-tasks dlq`: looking at dead letters and discarding them; replaying them is in `replays.py`."""
+"""`lattice-tasks dlq`: listing, counting and discarding dead letters; the other verbs have a file each."""
 
-import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
-import msgspec
 
 from lattice_tasks.admin import letters
 from lattice_tasks.admin.desk import Desk, pass_desk
-from lattice_tasks.admin.options import Change, Noun, OneOf, changing
+from lattice_tasks.admin.edits import edit
+from lattice_tasks.admin.filters import Narrowed, narrowing
+from lattice_tasks.admin.groups import group, groups, mark
+from lattice_tasks.admin.letter import FIELDS, record_of, show
+from lattice_tasks.admin.options import Change, Noun, changing
 from lattice_tasks.admin.replays import replay
-from lattice_tasks.dead_letters.entry import REASONS, DeadLetter
+from lattice_tasks.dead_letters.groups import SHOWN_DIGITS
 
 __all__ = ["dlq"]
 
-_FIELDS = (
-    "entry_id", "task_id", "queue", "actor", "reason", "error", "attempts", "parked_at", "submitted_at", "key",
-    "priority", "worker", "version", "is_replaying", "earlier_lives",
-)  # fmt: skip
-_COLUMNS = ("entry_id", "queue", "actor", "reason", "attempts", "parked_at", "is_replaying", "error")
-_TAGS = ", ".join(REASONS).replace("_", "-")
 _GOOD = ("discarded", "would_discard")
+_WIDE = 110  # cells that a list with every column wants
 
 
 @click.group(cls=Noun)
 def dlq() -> None:
-    """Dead letters: list, count, show, discard, replay.
+    """Dead letters: tasks that failed for good.
 
-    A dead letter is a task that failed for good. Name it by its entry id with --queue, or by its task's id.
+    `groups` says what is wrong, `show` looks at one, `replay` tries again, `edit` repairs, `discard` gives up. Name a letter
+    by its entry id with --queue, or by its task's id.
     """
 
 
 @dlq.command("list")
 @click.option("--queue", metavar="Q", help="Only this queue's shelf; default: every queue's.")
-@click.option("--only", "--reason", "reason", type=OneOf(REASONS), metavar="TAG", help=f"Only this reason: {_TAGS}.")
-@click.option("--actor", metavar="NAME", help="Only letters of this actor.")
-@click.option("--limit", type=click.IntRange(1), metavar="N", help="At most N letters of each queue, the oldest.")
+@narrowing(changes=False)
+@click.option("--limit", type=click.IntRange(1), default=50, show_default=True, metavar="N", help="At most so many.")
+@click.option("--after", metavar="PLACE", help="Where the last page ended; a page says it.")
 @pass_desk
-def list_(desk: Desk, queue: str | None, reason: str | None, actor: str | None, limit: int | None) -> None:
-    """Dead letters, the oldest first."""
-    found: list[DeadLetter] = []
-    for name in _queues(desk, queue):
-        found += desk.lattice.dead_letters(name).list(reason=reason, actor=actor, limit=limit)
+def list_(desk: Desk, queue: str | None, narrowed: Narrowed, limit: int, after: str | None) -> None:
+    """Dead letters, queue by queue, the oldest first, a page at a time."""
+    names = letters.queue_names(desk, queue)
+    begins_at, last_id = _place(queue, after)
+    filters = narrowed.filter(desk).given
+    found: list[dict[str, Any]] = []
+    more = 0
+    for name in names:
+        if begins_at is not None and name < begins_at:
+            continue
+        shelf, above = desk.lattice.dead_letters(name), last_id if name == begins_at else 0
+        page = shelf.list(limit=limit - len(found), after=above, **filters) if len(found) < limit else []
+        found += [record_of(letter, name) for letter in page]
+        if len(found) >= limit:
+            more += shelf.count(after=page[-1].entry_id if page else above, **filters)
     desk.read_clock()
-    desk.screen.many([_record(letter) for letter in found], _FIELDS, _COLUMNS, "dead letters")
+    _show_list(desk, found, queue)
+    if more:
+        place = str(found[-1]["entry_id"]) if queue else f"{found[-1]['queue']}/{found[-1]['entry_id']}"
+        desk.screen.note(f"{more} more; the next page: --after {place}")
 
 
 @dlq.command()
 @click.option("--queue", metavar="Q", help="Only this queue's shelf; default: every queue's.")
+@narrowing(changes=False)
 @pass_desk
-def count(desk: Desk, queue: str | None) -> None:
+def count(desk: Desk, queue: str | None, narrowed: Narrowed) -> None:
     """How many dead letters there are."""
-    total = sum(desk.lattice.dead_letters(name).count() for name in _queues(desk, queue))
+    filters = narrowed.filter(desk).given
+    total = sum(desk.lattice.dead_letters(name).count(**filters) for name in letters.queue_names(desk, queue))
     desk.screen.value({"count": total}, str(total))
-
-
-@dlq.command()
-@click.argument("letter_id", metavar="ID")
-@click.option("--queue", metavar="Q", help="The queue; not needed with a task's id.")
-@pass_desk
-def show(desk: Desk, letter_id: str, queue: str | None) -> None:
-    """One dead letter: what was asked, why it failed, and its earlier lives."""
-    target = letters.the_letter(desk, queue, letter_id)
-    letter = desk.lattice.dead_letters(target.queue or "").get(target.entry_id or 0)
-    desk.read_clock()
-    message = _message(letter.body)
-    lives: Any = [msgspec.to_builtins(life) for life in letter.lives]
-    if desk.screen.form == "table":
-        lives = "\n".join(f"{life.parked_at:%Y-%m-%dT%H:%M:%SZ}  {life.ended}: {life.error}" for life in letter.lives)
-    record = {
-        **_record(letter),
-        "args": message.get("args"),
-        "kwargs": message.get("kwargs"),
-        "options": message.get("options") or None,
-        "lives": lives or None,
-        "traceback": letter.traceback or None,
-    }
-    if not letter.is_readable:
-        record["body"] = letter.body
-    desk.screen.one(record, blocks=("error", "traceback", "lives"))
 
 
 @dlq.command()
 @click.argument("ids", metavar="ID...", nargs=-1)
 @click.option("--queue", metavar="Q", help="The queue; not needed with tasks' ids.")
-@click.option("--all", "is_all", is_flag=True, help="Every letter on the shelf of --queue.")
-@click.option("--only", type=OneOf(REASONS), metavar="TAG", help=f"With --all, only this reason: {_TAGS}.")
-@click.option("--actor", metavar="NAME", help="With --all: only letters of this actor.")
+@click.option("--all", "is_all", is_flag=True, help="Every letter that is on the shelf now; the filters narrow it.")
+@narrowing(changes=True)
 @changing
 @pass_desk
 def discard(
@@ -95,12 +81,11 @@ def discard(
     ids: tuple[str, ...],
     queue: str | None,
     is_all: bool,
-    only: str | None,
-    actor: str | None,
+    narrowed: Narrowed,
     change: Change,
 ) -> None:
     """Throw dead letters away for good; their tasks end as discarded."""
-    targets = letters.wanted(desk, queue, ids, is_all, only, actor)
+    targets = letters.wanted(desk, queue, ids, is_all, narrowed)
     if not targets:
         desk.screen.many([], letters.FIELDS, letters.COLUMNS, "dead letters")
         return
@@ -118,23 +103,30 @@ def discard(
     letters.end_with(desk, results, _GOOD)
 
 
-dlq.add_command(replay)
+for _verb in (groups, group, mark, show, replay, edit):
+    dlq.add_command(_verb)
 
 
-def _queues(desk: Desk, queue: str | None) -> list[str]:
-    if queue is not None:
-        return [desk.lattice.queues.get(queue).name]
-    return [record.name for record in desk.lattice.queues.list()]
+def _place(queue: str | None, after: str | None) -> tuple[str | None, int]:
+    """The queue and the entry id behind which a page begins; (None, 0) for the first page."""
+    if after is None:
+        return None, 0
+    name, _, entry_id = after.rpartition("/")
+    if not (entry_id.isascii() and entry_id.isdecimal()) or not (name or queue):
+        raise click.UsageError(f"--after {after!r} is no place; it is an entry id with --queue, else QUEUE/ID")
+    return name or queue, int(entry_id)
 
 
-def _record(letter: DeadLetter) -> dict[str, Any]:
-    earlier = len(letter.lives) + letter.forgotten_lives
-    return {name: earlier if name == "earlier_lives" else getattr(letter, name) for name in _FIELDS}
-
-
-def _message(body: bytes) -> Mapping[str, Any]:
-    try:
-        decoded = json.loads(body)
-    except (ValueError, RecursionError):
-        return {}
-    return decoded if isinstance(decoded, dict) else {}
+def _show_list(desk: Desk, found: Sequence[Mapping[str, Any]], queue: str | None) -> None:
+    """Columns that would say the same in every row, or nothing, give their room to the error."""
+    columns = ["entry_id", "queue", "group", "actor", "reason", "attempts", "parked_at", "is_replaying", "error"]
+    if not any(one["is_replaying"] for one in found):
+        columns.remove("is_replaying")
+    if desk.screen.width < _WIDE:
+        alike = {"reason"} if len({one["reason"] for one in found}) == 1 else set()
+        idle = {"attempts", *alike, *({"queue"} if queue else ())}
+        columns = [name for name in columns if name not in idle]
+    shown = found
+    if desk.screen.form == "table":
+        shown = [{**one, "group": one["group"][:SHOWN_DIGITS]} for one in found]
+    desk.screen.many(shown, FIELDS, columns, "dead letters")

@@ -14,6 +14,7 @@ import click
 
 from lattice_tasks import insights
 from lattice_tasks.admin.desk import CONFLICT, PARTLY, Desk
+from lattice_tasks.admin.filters import Narrowed
 from lattice_tasks.admin.options import Change
 from lattice_tasks.admin.progress import progress
 from lattice_tasks.audit import Act, ranges
@@ -29,6 +30,7 @@ __all__ = [
     "audited",
     "end_with",
     "outcomes",
+    "queue_names",
     "show",
     "the_letter",
     "wanted",
@@ -39,6 +41,7 @@ FIELDS = ("entry_id", "queue", "task_id", "outcome", "detail")
 COLUMNS = ("entry_id", "queue", "outcome", "detail")
 _PART = 100
 _MOST_ROWS = 30
+_EVERY = Narrowed()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,28 +82,39 @@ class _Shelves:
 
 
 def wanted(
-    desk: Desk, queue: str | None, ids: Sequence[str], is_all: bool, reason: str | None = None, actor: str | None = None
+    desk: Desk, queue: str | None, ids: Sequence[str], is_all: bool, narrowed: Narrowed = _EVERY
 ) -> list[Target]:
-    """The letters that the arguments name; with `--all`, those that lie on the shelf now.
+    """The letters that the arguments name; with `--all`, those that lie on the shelf now, or of a group on all shelves.
 
     Raises:
         click.UsageError: neither or both were said, or an entry id without its queue.
-        QueueNotFound: no such queue.
+        QueueNotFound, GroupNotFound: no such queue, no such group.
     """
     if is_all == bool(ids):
         raise click.UsageError("name the dead letters by ID, or say --all (not both)")
     if is_all:
-        if queue is None:
-            raise click.UsageError("--all needs --queue: whose shelf?")
-        letters = desk.lattice.dead_letters(queue).list(reason=reason, actor=actor)
-        return [Target(queue, letter.entry_id, letter.task_id) for letter in letters]
-    if reason or actor:
-        raise click.UsageError("--actor and --only narrow --all; IDs are meant as they are")
+        if queue is None and "group" not in narrowed.said:
+            raise click.UsageError("--all needs --queue or --group: whose letters?")
+        filters = narrowed.filter(desk).given
+        return [
+            Target(name, letter.entry_id, letter.task_id)
+            for name in queue_names(desk, queue)
+            for letter in desk.lattice.dead_letters(name).list(**filters)
+        ]
+    if not narrowed.is_empty:
+        raise click.UsageError("filters narrow --all; IDs are meant as they are")
     if queue is not None:
         desk.lattice.queues.get(queue)
     named = [_target(desk, queue, text) for text in dict.fromkeys(ids)]
     twice = {(target.queue, target.entry_id or target.detail): target for target in reversed(named)}
     return [target for target in named if target in twice.values()]
+
+
+def queue_names(desk: Desk, queue: str | None) -> list[str]:
+    """The queue that was named, which must exist, or every queue of the namespace, by name."""
+    if queue is not None:
+        return [desk.lattice.queues.get(queue).name]
+    return [record.name for record in desk.lattice.queues.list()]
 
 
 def the_letter(desk: Desk, queue: str | None, text: str) -> Target:

@@ -9,17 +9,17 @@ import click
 from lattice_tasks import clock, insights
 from lattice_tasks.admin import letters
 from lattice_tasks.admin.desk import TIMED_OUT, Desk, pass_desk
+from lattice_tasks.admin.filters import Narrowed, narrowing
 from lattice_tasks.admin.letters import Result
-from lattice_tasks.admin.options import Change, OneOf, Seconds, Verb, changing
+from lattice_tasks.admin.options import Change, Seconds, Verb, changing
 from lattice_tasks.admin.progress import progress
 from lattice_tasks.app import Lattice
 from lattice_tasks.broker.here import replay_here
 from lattice_tasks.broker.loading import load_app
-from lattice_tasks.dead_letters.entry import REASONS
 from lattice_tasks.errors import AlreadyHandled, AppImportFailed, TaskNotFound
 from lattice_tasks.tasks.invocation import State
 
-__all__ = ["replay"]
+__all__ = ["lattice_of", "replay"]
 
 _LOOK_EVERY_S = 0.1
 _GOOD = ("replaying", "succeeded", "would_replay")
@@ -28,9 +28,8 @@ _GOOD = ("replaying", "succeeded", "would_replay")
 @click.command(cls=Verb)
 @click.argument("ids", metavar="ID...", nargs=-1)
 @click.option("--queue", metavar="Q", help="The queue; not needed with tasks' ids.")
-@click.option("--all", "is_all", is_flag=True, help="Every letter that is on the shelf of --queue now.")
-@click.option("--only", type=OneOf(REASONS), metavar="TAG", help="With --all, only letters with this reason.")
-@click.option("--actor", metavar="NAME", help="With --all: only letters of this actor.")
+@click.option("--all", "is_all", is_flag=True, help="Every letter that is on the shelf now; the filters narrow it.")
+@narrowing(changes=True)
 @click.option("--wait", "wait_s", type=Seconds(), metavar="SPAN", help="Wait so long for the outcome: 30, 90s, 5m.")
 @click.option("--here", is_flag=True, help="Run it in this process instead of a worker; needs --app.")
 @click.option("--app", metavar="MODULE", help="With --here: the module that declares the tasks.")
@@ -42,8 +41,7 @@ def replay(
     ids: tuple[str, ...],
     queue: str | None,
     is_all: bool,
-    only: str | None,
-    actor: str | None,
+    narrowed: Narrowed,
     wait_s: float | None,
     here: bool,
     app: str | None,
@@ -60,8 +58,8 @@ def replay(
     if here and not app:
         raise click.UsageError("--here needs --app: the module that declares the task")
     if app is not None:
-        desk.adopt(_lattice_of(app))
-    targets = letters.wanted(desk, queue, ids, is_all, only, actor)
+        desk.adopt(lattice_of(app))
+    targets = letters.wanted(desk, queue, ids, is_all, narrowed)
     if not targets:
         desk.screen.many([], letters.FIELDS, letters.COLUMNS, "dead letters")
         return
@@ -111,7 +109,7 @@ def _here(desk: Desk, targets: Sequence[letters.Target], is_debugged: bool) -> l
     return results
 
 
-def _lattice_of(app: str) -> Lattice:
+def lattice_of(app: str) -> Lattice:
     """The `Lattice` that an app's module made; the letter is looked for in that one's store."""
     module, named = load_app(app)
     found = [named] if named is not None else list(vars(module).values())

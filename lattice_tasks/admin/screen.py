@@ -20,7 +20,7 @@ import wcwidth
 
 from lattice_tasks.admin.escape import json_safe, one_line, spreadsheet_safe, visible
 
-__all__ = ["FORMATS", "Record", "Screen", "since"]
+__all__ = ["FORMATS", "Record", "Screen", "since", "span_of"]
 
 FORMATS = ("table", "json", "jsonl", "csv")
 Record = Mapping[str, Any]
@@ -32,6 +32,7 @@ _COLOURS = {
     "running": "cyan", "scheduled": "blue", "waiting": None, "paused": "yellow", "draining": "yellow",
     "held": "red", "parked": "red", "error": "red", "failed": "red", "warning": "yellow", "cancelled": "yellow",
     "expired": "yellow", "info": "blue",
+    "new": "red", "reopened": "red", "snoozed": "blue", "resolved": "green",
 }  # fmt: skip
 #: What a table calls a field: `attempt` counts the failures that were charged, so a first success has 0.
 _LABELS = {"attempt": "failures"}
@@ -45,11 +46,12 @@ def since(instant: datetime, now: datetime) -> str:
     seconds = round((now - instant).total_seconds())
     if seconds == 0:
         return "now"
-    span = _span(abs(seconds))
+    span = span_of(abs(seconds))
     return f"{span} ago" if seconds > 0 else f"in {span}"
 
 
-def _span(seconds: int) -> str:
+def span_of(seconds: int) -> str:
+    """`12s`, `3m 20s`: two units at most."""
     units = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
     for at, (unit, size) in enumerate(units):
         if seconds >= size:
@@ -110,6 +112,22 @@ class Screen:
         else:
             self.one(record)
 
+    def stream(self, records: Iterable[Record], fields: Sequence[str]) -> int:
+        """Show any number of records without keeping them; where a table was asked for, as jsonl. Returns how many."""
+        count = 0
+        if self.form == "csv":
+            self._write(_as_csv((), fields))
+        for count, record in enumerate(records, 1):
+            if self.form == "csv":
+                self._write(_as_csv([record], fields, has_head=False))
+            elif self.form == "json":
+                self._write(("[\n" if count == 1 else ",\n") + _encoded(record))
+            else:
+                self._write(_encoded(record) + "\n")
+        if self.form == "json":
+            self._write("\n]\n" if count else "[]\n")
+        return count
+
     def script(self, text: str) -> None:
         """Show a text of our own, as it is, in every form."""
         self._write(text)
@@ -142,6 +160,19 @@ class Screen:
     def flush(self) -> None:
         """Make sure that everything has gone out."""
         self._write("")
+
+    @property
+    def width(self) -> int:
+        """Cells of a line; many where nobody looks at a terminal."""
+        return shutil.get_terminal_size().columns if self.out.isatty() else 1_000
+
+    def may_speak(self, text: str) -> bool:
+        """Whether the stream of data can say these characters."""
+        try:
+            text.encode(getattr(self.out, "encoding", None) or "utf-8")
+        except (UnicodeEncodeError, LookupError):
+            return False
+        return True
 
     def may_colour(self, stream: TextIO) -> bool:
         """As `--color` says; auto: on a terminal, unless NO_COLOR asked otherwise."""
@@ -261,10 +292,11 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} cannot be shown as JSON")
 
 
-def _as_csv(records: Sequence[Record], fields: Sequence[str]) -> str:
+def _as_csv(records: Sequence[Record], fields: Sequence[str], has_head: bool = True) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(fields)
+    if has_head:
+        writer.writerow(fields)
     for record in records:
         writer.writerow([_csv_cell(record[name]) for name in fields])
     return text.getvalue()

@@ -13,6 +13,7 @@ from lattice_tasks.admin.escape import one_line
 from lattice_tasks.admin.options import Change, JsonText, Noun, OneOf, Seconds, When, changing
 from lattice_tasks.errors import ActorUnknown, NotFinished, ReservedName
 from lattice_tasks.insights import TaskPicture
+from lattice_tasks.masking import hidden
 from lattice_tasks.tasks.invocation import State
 from lattice_tasks.why import Reason
 from lattice_tasks.why import why as explain
@@ -177,11 +178,12 @@ def wait(desk: Desk, task_id: str, timeout_s: float | None) -> None:
 def _detail(desk: Desk, task_id: str) -> Mapping[str, Any]:
     with desk.session() as (session, namespace_id):
         shown = insights.show_task(session, namespace_id, task_id)
+    words = desk.lattice.settings.redact
     return {
         **asdict(shown.task),
-        "args": shown.args,
-        "kwargs": shown.kwargs,
-        "options": shown.options or None,
+        "args": hidden(shown.args, words),
+        "kwargs": hidden(shown.kwargs, words),
+        "options": hidden(shown.options, words) or None,
         "result": shown.result,
         "traceback": shown.traceback,
     }

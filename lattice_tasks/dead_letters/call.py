@@ -13,7 +13,7 @@ from typing import Any
 
 from lattice_tasks.errors import InvalidInput
 
-__all__ = ["Call", "Difference", "call_of", "changed", "differences", "names_in"]
+__all__ = ["Call", "Difference", "call_of", "changed", "differences", "names_in", "path_part"]
 
 _PART = re.compile(r'"(?:[^"\\]|\\.)*"|[^."\s]+')
 _PLAIN = re.compile(r'[^."\s]+')
@@ -111,7 +111,7 @@ def names_in(path: str) -> list[str]:
 def _differences(before: Any, after: Any, path: str) -> Iterator[Difference]:
     if isinstance(before, dict) and isinstance(after, dict):
         for name in dict.fromkeys([*before, *after]):
-            yield from _at(before, after, name, f"{path}.{_written(name)}")
+            yield from _at(before, after, name, f"{path}.{path_part(name)}")
     elif isinstance(before, list) and isinstance(after, list):
         old, new = dict(enumerate(before)), dict(enumerate(after))
         for position in range(max(len(before), len(after))):
@@ -129,7 +129,8 @@ def _at(before: Mapping[Any, Any], after: Mapping[Any, Any], key: Any, path: str
         yield from _differences(before[key], after[key], path)
 
 
-def _written(name: str) -> str:
+def path_part(name: str) -> str:
+    """A name as it stands in a path."""
     return name if _PLAIN.fullmatch(name) else json.dumps(name, ensure_ascii=False)
 
 

@@ -52,7 +52,12 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     @property
     def is_empty(self) -> bool:
         """Whether it means every letter."""
-        return all(getattr(self, name) is None for name in self.__struct_fields__)
+        return not self.given
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The fields that narrow, as keyword arguments."""
+        return {name: value for name in self.__struct_fields__ if (value := getattr(self, name)) is not None}
 
     def chosen(self, last_id: int | None = None) -> Chosen:
         """For the store; `last_id` leaves out what was parked later."""

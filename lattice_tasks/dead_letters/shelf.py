@@ -107,17 +107,17 @@ class Shelf:
     def __repr__(self) -> str:
         return f"Shelf({self.queue_name!r})"
 
-    def count(self, **filters: Any) -> int:
-        """How many letters lie here, or how many of them fit every filter (the fields of `Filter`).
+    def count(self, *, after: int = 0, **filters: Any) -> int:
+        """How many letters lie here, with an entry id above `after`, that fit every filter (the fields of `Filter`).
 
         Raises:
             InvalidInput: an unknown filter, or a value it cannot have.
         """
         wanted = filter_of(**filters)
         with self._engine.session() as session:
-            if wanted.is_empty:
+            if wanted.is_empty and not after:
                 return shelf_fifo(session, self._queue_id).count()
-            return cards.count_chosen(session, self._queue_id, wanted.chosen())
+            return cards.count_chosen(session, self._queue_id, wanted.chosen(), after)
 
     def compare(self, entry_id: int) -> Comparison:
         """The letter beside the last good run of its actor on this queue; see `Comparison`.

@@ -106,7 +106,7 @@ _BARE = _NARROWED.replace("::text", "").replace("::bigint", "")
 #: The condition of `Chosen`, with bare columns, for the parameters of `Chosen.params`.
 NARROWED = {POSTGRES: _NARROWED, SQLITE: _BARE}
 _CHOOSE = "select entry_id from lattice_letter where queue_id = %s and entry_id > %s and {} order by entry_id limit %s"
-_COUNT = "select count(*) from lattice_letter where queue_id = %s and {}"
+_COUNT = "select count(*) from lattice_letter where queue_id = %s and entry_id > %s and {}"
 
 _CHOOSE_IDS = Statement(_CHOOSE.format(_NARROWED), sqlite=_CHOOSE.format(_BARE))
 _COUNT_IDS = Statement(_COUNT.format(_NARROWED), sqlite=_COUNT.format(_BARE))
@@ -189,9 +189,9 @@ def choose(session: Session, queue_id: int, chosen: Chosen, after: int, limit: i
     return [row[0] for row in session.fetch(_CHOOSE_IDS, (queue_id, after, *chosen.params(), limit))]
 
 
-def count_chosen(session: Session, queue_id: int, chosen: Chosen) -> int:
-    """How many letters of the shelf are chosen."""
-    return session.fetch(_COUNT_IDS, (queue_id, *chosen.params()))[0][0]
+def count_chosen(session: Session, queue_id: int, chosen: Chosen, after: int = 0) -> int:
+    """How many letters of the shelf with entry ids above `after` are chosen."""
+    return session.fetch(_COUNT_IDS, (queue_id, after, *chosen.params()))[0][0]
 
 
 def groups(session: Session, namespace_id: int) -> list[GroupRow]:

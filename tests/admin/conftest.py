@@ -107,6 +107,10 @@ class App:
         self.work()
         return ids
 
+    def group(self) -> str:
+        """The fingerprint of the group with most letters."""
+        return self.lattice.letter_groups.list()[0].fingerprint
+
     def _add(self) -> Callable[..., int]:
         def add(left: int, right: int = 1) -> int:
             return left + right

@@ -23,6 +23,8 @@ CHANGING: dict[str, Scene] = {
     "tasks cancel": lambda cli, app: [app.add.submit(1, _delay=timedelta(hours=1)).id],
     "dlq discard": lambda cli, app: app.park(2, text="a secret"),
     "dlq replay": lambda cli, app: app.park(2, text="a secret"),
+    "dlq mark": lambda cli, app: [app.park(2, text="a secret") and app.group(), "--state", "known"],
+    "dlq edit": lambda cli, app: [app.park(2, text="a secret")[1], "--set", 'kwargs.text="a secret, too"'],
     "workers drain": lambda cli, app: [str(worker(app))],
     "db prune": lambda cli, app: [],
 }
@@ -30,7 +32,7 @@ CHANGING: dict[str, Scene] = {
 MAKING = {"db migrate"}
 READ_ONLY = {
     "queues list", "queues show", "queues depth", "tasks list", "tasks show", "tasks why", "tasks wait",
-    "dlq list", "dlq count", "dlq show", "workers list", "audit list", "audit verify", "db check",
+    "dlq list", "dlq count", "dlq show", "dlq groups", "dlq group", "workers list", "audit list", "audit verify", "db check",
     "fifo list", "fifo count", "fifo peek", "trees list", "trees scan", "trees get",
     "worker", "dev", "doctor", "health", "completion", "version",
 }  # fmt: skip
