@@ -126,10 +126,11 @@ class Applier:
         self._on_progress = on_progress
         self._stopping = stopping
         self._pace, self._rule, self._meter = Pace(how.rate), StopRule(how.stop_at), Meter()
-        self._beat_at = self._look_at = 0.0
+        self._beat_at = self._look_at = self._report_at = 0.0
         self._state = RUNNING
         self._counts: dict[int, int] = {}
         self._sent: int | None = None
+        self._judged: tuple[int, int] | None = None
         self._singly = 0
 
     def run(self, stage: int) -> str | None:
@@ -160,6 +161,7 @@ class Applier:
         while not self._stopping.is_set():
             self._look(number)
             self._keep()
+            self._report()
             waiting, out = self._counts.get(rows.PENDING, 0), self._counts.get(rows.OUT, 0)
             if number == REST and (why := self._rule.verdict()) is not None:
                 return why
@@ -242,20 +244,33 @@ class Applier:
         if state != self._state:
             self._pace.restart()
         self._state = state
-        self._report()
 
     def _look(self, number: int) -> None:
         """See which replays have ended, when it is time; count anew what nobody knows for certain."""
         if self._sent is None or not self._counts:
-            self._counts = self._try(lambda session: rows.counts(session, self._plan_id))
-            self._sent = self._try(lambda session: rows.sent_in(session, self._plan_id, number))[0]
+            self._count(number)
         if clock.monotonic() < self._look_at:
             return
         if self._counts.get(rows.OUT, 0):
-            ended, _ = self._try(lambda session: collect(session, self._plan_id))
-            self._rule.add(one.state == rows.DONE for one in ended)
+            ended, left = self._try(lambda session: collect(session, self._plan_id))
             self._move(rows.OUT, ended)
+            self._judge()
+            if self._counts.get(rows.OUT, 0) != left:  # who made a report has seen others end
+                self._count(number)
         self._look_at = clock.monotonic() + _LOOK_S
+
+    def _count(self, number: int) -> None:
+        """Count anew; ends that others wrote down count for the rule, too."""
+        self._counts = self._try(lambda session: rows.counts(session, self._plan_id))
+        self._sent = self._try(lambda session: rows.sent_in(session, self._plan_id, number))[0]
+        self._judge()
+
+    def _judge(self) -> None:
+        """Let the rule see what has ended since it saw the last."""
+        done, failed = self._counts.get(rows.DONE, 0), self._counts.get(rows.FAILED, 0)
+        if self._judged is not None:
+            self._rule.add([True] * (done - self._judged[0]) + [False] * (failed - self._judged[1]))
+        self._judged = (done, failed)
 
     def _await_ends(self, number: int) -> None:
         """It stops: what is under way may end, so that the numbers that are told are the last ones."""
@@ -263,6 +278,7 @@ class Applier:
         while self._counts.get(rows.OUT, 0) and clock.monotonic() < give_up_at and not self._stopping.is_set():
             self._look(number)
             self._keep()
+            self._report()
             self._stopping.wait(_PAUSE_S)
 
     def _move(self, before: int, settled: Sequence[Settled]) -> None:
@@ -271,6 +287,10 @@ class Applier:
             self._counts[one.state] = self._counts.get(one.state, 0) + 1
 
     def _report(self) -> None:
+        """Tell how far it is, when it is time."""
+        if clock.monotonic() < self._report_at:
+            return
+        self._report_at = clock.monotonic() + _BEAT_S
         of = self._counts.get
         waiting, out = of(rows.PENDING, 0), of(rows.OUT, 0)
         rate = self._meter.add(of(rows.DONE, 0) + of(rows.FAILED, 0) + of(rows.SKIPPED, 0))
