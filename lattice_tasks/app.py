@@ -24,6 +24,7 @@ from lattice_tasks.store import schema
 from lattice_tasks.store.engine import Engine, Session
 from lattice_tasks.store.own import require_own
 from lattice_tasks.store.queues import open_namespace
+from lattice_tasks.tasks.bin import Bin
 from lattice_tasks.tasks.edit import Edits
 from lattice_tasks.tasks.job import Job, Jobs
 from lattice_tasks.tasks.plans import Plans
@@ -106,6 +107,7 @@ class Lattice:
         self.letter_groups = Groups(self.engine, self._namespace_id, self.telemetry)
         #: Bulk work on dead letters: planned, looked at, applied.
         self.plans = Plans(self.engine, self.settings, self.queues, self._replays, self._submitter.wake)
+        self.bin = Bin(self.engine, self.settings, self.queues, self._namespace_id, self.telemetry)
         #: What operators' rooms record their changes with; the library's own calls record nothing.
         self.audit = Audit(self.engine, self._namespace_id, self._submitter.deferring)
         self.broker = LatticeBroker(
@@ -235,6 +237,7 @@ class Lattice:
             requeue=self._replays.requeue,
             discard_invocations=self._replays.discarder(record.id),
             hold=lambda session: self._replays.hold(session, {record.id: record.name}),
+            keeps=self.settings.dlq_restore_days > 0,
             wake=lambda: self._submitter.wake((record.id,)),
             replace=self._edits.replace,
             on_replaced=lambda: self._submitter.tell_of(record.id),

@@ -27,7 +27,18 @@ from lattice_tasks.store import audit as rows
 from lattice_tasks.store.audit import AuditRow
 from lattice_tasks.store.engine import Engine, Session
 
-__all__ = ["SYSTEM", "Act", "Audit", "AuditRecord", "Fault", "Verdict", "operator", "ranges", "record_evictions"]
+__all__ = [
+    "SYSTEM",
+    "Act",
+    "Audit",
+    "AuditRecord",
+    "Fault",
+    "Verdict",
+    "operator",
+    "ranges",
+    "record_evictions",
+    "record_removals",
+]
 
 #: Who did what nobody asked for: evictions from a full shelf.
 SYSTEM = "system"
@@ -113,12 +124,19 @@ def record_evictions(session: Session, evicted: Mapping[tuple[int, str], Sequenc
     Args:
         evicted: (queue id, queue) → (entry id, task id) of each letter.
     """
+    record_removals(session, evicted, "dlq evict", "the shelf was full")
+
+
+def record_removals(
+    session: Session, gone: Mapping[tuple[int, str], Sequence[tuple[int, str]]], verb: str, why: str
+) -> None:
+    """The same for letters that left their shelves for any reason of the system's own."""
     by_namespace: dict[int, list[_Draft]] = {}
-    for (queue_id, queue), letters in evicted.items():
+    for (queue_id, queue), letters in gone.items():
         namespace_id = rows.namespace_of(session, queue_id)
         if namespace_id is not None:
             before = {"letters": [list(letter) for letter in letters]}
-            draft = _Draft("dlq evict", queue, SYSTEM, "the shelf was full", before, {"state": "discarded"})
+            draft = _Draft(verb, queue, SYSTEM, why, before, {"state": "discarded"})
             by_namespace.setdefault(namespace_id, []).append(draft)
     for namespace_id in sorted(by_namespace):
         _append(session, namespace_id, by_namespace[namespace_id])

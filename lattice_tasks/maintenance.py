@@ -9,16 +9,20 @@ from dataclasses import dataclass
 
 from lattice_tasks import clock
 from lattice_tasks.dead_letters.parking import ShelfSpec
+from lattice_tasks.dead_letters.tracking import IDLE_US
 from lattice_tasks.errors import StoreError, StoreUnavailable
 from lattice_tasks.settings import Settings
-from lattice_tasks.store import counters, cursor, journal
+from lattice_tasks.store import bin as bin_rows
+from lattice_tasks.store import counters, cursor, failures, journal
 from lattice_tasks.store import invocations as invocation_rows
 from lattice_tasks.store import letters as letter_rows
+from lattice_tasks.store import plans as plan_rows
 from lattice_tasks.store import queues as queue_rows
 from lattice_tasks.store import settles as settle_rows
 from lattice_tasks.store import tree as tree_cells
 from lattice_tasks.store import workers as worker_rows
 from lattice_tasks.store.engine import Session
+from lattice_tasks.tasks.bin import remove_aged
 from lattice_tasks.tasks.claim import Observer, rescue
 from lattice_tasks.tasks.settle import park_held
 from lattice_tasks.telemetry import Telemetry
@@ -27,6 +31,9 @@ __all__ = ["Maintenance", "compact_trees", "prune"]
 
 _PRUNE_PAGE = 2_000
 _HELD_PAGE = 100
+_BIN_PAGE = 500
+_PLAN_DAYS = 30
+_DAY_US = 86_400_000_000
 _KEPT_HOURS = 7 * 24  # of the trend of a group of dead letters
 _TREE_PAGE = 1_000
 #: How long the outcome of a batch of a tree is remembered.
@@ -56,6 +63,10 @@ class Maintenance:
             _Chore("held", 5.0, self._park_held, now),
             _Chore("prune", 30.0, self._prune, now + 30),
             _Chore("counters", 300.0, self._prune_counters, now + 60),
+            _Chore("aging", 30.0, self._remove_aged, now + 10),
+            _Chore("bin", 30.0, self._prune_bin, now + 15),
+            _Chore("plans", 300.0, self._prune_plans, now + 90),
+            _Chore("failures", 300.0, self._prune_failures, now + 75),
             _Chore("letter_hours", 3_600.0, self._prune_letter_hours, now + 90),
             _Chore("trees", 60.0, self._compact_trees, now + 45),
         ]
@@ -101,7 +112,8 @@ class Maintenance:
             if row is None:
                 continue
             name, capacity, on_full = row
-            shelf = ShelfSpec(queue_id, capacity or self._settings.shelf_capacity, on_full)
+            keeps = self._settings.dlq_restore_days > 0
+            shelf = ShelfSpec(queue_id, capacity or self._settings.shelf_capacity, on_full, keeps)
             for event, fields in park_held(session, name, shelf, _HELD_PAGE):
                 self._telemetry.emit(event, **fields)
 
@@ -115,8 +127,33 @@ class Maintenance:
         if self._pruned_to:
             self._hasten("prune")
 
+    def _remove_aged(self, session: Session) -> None:
+        """A page of each queue; a page that was full is followed by the next one soon."""
+        for aging in bin_rows.agings(session):
+            gone = remove_aged(session, aging, _BIN_PAGE, self._settings.dlq_restore_days > 0)
+            if gone:
+                ids = [letter.entry_id for letter in gone]
+                self._telemetry.emit("dead_letter.aged", shelf=aging.queue, count=len(gone), entry_ids=ids)
+            if len(gone) == _BIN_PAGE:
+                self._hasten("aging")
+
+    def _prune_bin(self, session: Session) -> None:
+        gone = bin_rows.prune(session, self._settings.dlq_restore_days * _DAY_US, _BIN_PAGE)
+        if gone:
+            self._telemetry.emit("dead_letter.bin_pruned", count=gone)
+        if gone == _BIN_PAGE:
+            self._hasten("bin")
+
+    def _prune_plans(self, session: Session) -> None:
+        if plan_rows.prune(session, _PLAN_DAYS * _DAY_US, _PRUNE_PAGE):
+            self._hasten("plans")
+
     def _prune_counters(self, session: Session) -> None:
         counters.prune(session)
+
+    def _prune_failures(self, session: Session) -> None:
+        if failures.prune(session, IDLE_US, _PRUNE_PAGE) == _PRUNE_PAGE:
+            self._hasten("failures")
 
     def _prune_letter_hours(self, session: Session) -> None:
         letter_rows.prune_hours(session, _KEPT_HOURS)

@@ -67,6 +67,11 @@ EVENTS: dict[str, Event] = {
         ("shelf", "entry_id", "task_id", "actor", "to_queue", "to_actor", "to_entry_id"),
         "replayed in another queue, or as another task",
     ),
+    "dead_letter.restored": Event(
+        "info", ("shelf", "entry_id", "task_id", "before"), "back from the bin, under a new entry id"
+    ),
+    "dead_letter.aged": Event("warning", ("shelf", "count", "entry_ids"), "past the queue's retention; in the bin now"),
+    "dead_letter.bin_pruned": Event("info", ("count",), "letters past the time in which they could be restored"),
     "dead_letter.replaying": Event("info", ("shelf", "entry_id", "task_id"), "a replay was submitted"),
     "dead_letter.edited": Event(
         "info", ("shelf", "entry_id", "task_id", "child_id", "by"), "replaced by a changed copy"

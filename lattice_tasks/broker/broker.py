@@ -260,7 +260,9 @@ class LatticeBroker(dramatiq.Broker):
         return take
 
     def _shelf(self, record: QueueRecord) -> ShelfSpec:
-        return ShelfSpec(record.id, record.dlq_capacity or self._parts.settings.shelf_capacity, record.dlq_on_full)
+        settings = self._parts.settings
+        capacity = record.dlq_capacity or settings.shelf_capacity
+        return ShelfSpec(record.id, capacity, record.dlq_on_full, keeps=settings.dlq_restore_days > 0)
 
     def bury(self, worker_ids: Iterable[int]) -> None:
         """Free at once the leases of worker processes that somebody saw end; the store being away, their lease does it."""

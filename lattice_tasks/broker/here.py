@@ -92,7 +92,8 @@ class _Here:
         self._broker = broker
         self._namespace_id = namespace_id
         self._queue = queue
-        self._shelf = ShelfSpec(queue.id, queue.dlq_capacity or settings.shelf_capacity, queue.dlq_on_full)
+        capacity, keeps = queue.dlq_capacity or settings.shelf_capacity, settings.dlq_restore_days > 0
+        self._shelf = ShelfSpec(queue.id, capacity, queue.dlq_on_full, keeps)
         self._beat_s = settings.beat_ms / 1_000
         self._name = f"{socket.gethostname()}:{os.getpid()}"
         self._worker_id = 0

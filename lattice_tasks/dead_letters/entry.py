@@ -34,7 +34,7 @@ REASONS = ("schema", "unknown", "actor_not_found", "worker_lost", "time_limit", 
 
 #: How a life ended: on the shelf for the first time, or there again after a replay.
 PARKED, REPLAY_FAILED, REPLAY_LOST = "parked", "replay failed", "replay lost its worker"
-#: No life of its own: a note between two of them that the letter was brought back from the bin.
+#: No life of its own: the same failure once more, when the letter was brought back from the bin.
 RESTORED = "restored"
 
 MAX_ERROR_BYTES = 4_096
@@ -117,7 +117,8 @@ class DeadLetter(Life, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def failed_replays(self) -> int:
         """How many replays of it have failed: every life but the first."""
-        return sum(life.ended != RESTORED for life in self.lives) + self.forgotten_lives
+        restores = sum(life.ended == RESTORED for life in (*self.lives, self))
+        return len(self.lives) + self.forgotten_lives - restores
 
     @property
     def is_readable(self) -> bool:

@@ -13,6 +13,7 @@ import msgspec
 
 from lattice_tasks import clock
 from lattice_tasks.dead_letters import entry
+from lattice_tasks.dead_letters.bin import EVICTED, keep
 from lattice_tasks.dead_letters.entry import REASONS, DeadLetter, Life
 from lattice_tasks.dead_letters.fingerprint import error_class_of, fingerprint, normalised
 from lattice_tasks.errors import InvalidInput
@@ -53,11 +54,13 @@ class ShelfSpec:
         queue_id: of the task queue.
         capacity: at least 1.
         on_full: `evict` or `refuse`.
+        keeps: what is evicted goes into the bin.
     """
 
     queue_id: int
     capacity: int = 1_000
     on_full: str = EVICT
+    keeps: bool = True
 
     def __post_init__(self) -> None:
         require_capacity(self.capacity, f"{self.queue_id} (shelf)")
@@ -125,6 +128,8 @@ def park(session: Session, shelf: ShelfSpec, letters: Sequence[DeadLetter]) -> P
         parked = [card_of(letter, entry_id, held.now_us) for letter, entry_id in placed if entry_id is not None]
         cards.file(session, shelf.queue_id, parked)
         cards.drop(session, shelf.queue_id, [row.entry_id for row in appended.evicted])
+        if shelf.keeps:
+            keep(session, shelf.queue_id, appended.evicted, EVICTED)
     gone = (letter_of(row) for row in appended.evicted)
     evicted = tuple(Evicted(letter.entry_id, letter.task_id, letter.seq, letter.reason) for letter in gone)
     return Parking(appended.ids, evicted)

@@ -13,6 +13,7 @@ from enum import StrEnum
 
 import msgspec
 
+from lattice_tasks.dead_letters.bin import keep
 from lattice_tasks.dead_letters.entry import DeadLetter
 from lattice_tasks.dead_letters.parking import letter_of, shelf_fifo
 from lattice_tasks.errors import AlreadyHandled, InvalidOperation
@@ -77,13 +78,23 @@ def begin_replay(session: Session, queue_id: int, entry_id: int) -> DeadLetter |
 
 
 def take_off(
-    session: Session, queue_id: int, entry_ids: Sequence[int], parked_at: Mapping[int, datetime] = _WHENEVER
+    session: Session,
+    queue_id: int,
+    entry_ids: Sequence[int],
+    parked_at: Mapping[int, datetime] = _WHENEVER,
+    keeps: str | None = None,
 ) -> Chosen:
-    """Remove the letters that nobody replays; `parked_at` as above. The caller then marks their invocations `discarded`."""
+    """Remove the letters that nobody replays; `parked_at` as above. The caller then marks their invocations `discarded`.
+
+    Args:
+        keeps: how they come into the bin; None: they are gone for good.
+    """
     with shelf_fifo(session, queue_id).held() as held:
         chosen = _choose(held, entry_ids, parked_at, only_readable=False)
         gone = [letter.entry_id for letter in chosen.letters]
-        held.remove(gone)
+        removed = held.remove(gone)
+        if keeps is not None:
+            keep(session, queue_id, removed, keeps)
         cards.drop(session, queue_id, gone)
     return chosen
 

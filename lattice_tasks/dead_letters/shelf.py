@@ -13,6 +13,7 @@ from itertools import chain
 from typing import Any
 
 from lattice_tasks.dead_letters import replay
+from lattice_tasks.dead_letters.bin import DISCARDED
 from lattice_tasks.dead_letters.call import Call
 from lattice_tasks.dead_letters.comparison import Comparison, compare
 from lattice_tasks.dead_letters.edit import Edited, edited_call, take_for_edit
@@ -66,6 +67,7 @@ class Shelf:
 
     Args:
         hold: called before letters are chosen for a replay; locks, in the common order, every shelf that takes part.
+        keeps: what is discarded goes into the bin.
         requeue: puts a letter's parked invocation back to work, for exactly one attempt, under its own id and key.
         discard_invocations: marks the invocations of letters `discarded`. A letter that cannot be read has `seq` 0:
             its invocation is the one of the queue that names the letter's `entry_id`.
@@ -85,6 +87,7 @@ class Shelf:
         requeue: Callable[[Session, DeadLetter], object],
         discard_invocations: Callable[[Session, Sequence[DeadLetter]], object],
         hold: Callable[[Session], object] = _nothing_held,
+        keeps: bool = True,
         wake: Callable[[], object] = _nothing,
         replace: Callable[[Session, DeadLetter, str, Call, str | None], str] | None = None,
         on_replaced: Callable[[], object] = _nothing,
@@ -98,11 +101,12 @@ class Shelf:
         self._discard_invocations = discard_invocations
         self._wake = wake
         self._hold = hold
+        self._keeps = keeps
         self._submit_copy = replace
         self._on_replaced = on_replaced
         self._await_end = await_end
         self._replay = _Verb(self._begin, self._put_back, self._tell_replaying)
-        self._discard = _Verb(replay.take_off, self._mark_discarded, self._tell_discarded)
+        self._discard = _Verb(self._take_off, self._mark_discarded, self._tell_discarded)
 
     def __repr__(self) -> str:
         return f"Shelf({self.queue_name!r})"
@@ -280,6 +284,9 @@ class Shelf:
     def _begin(self, session: Session, queue_id: int, entry_ids: Sequence[int]) -> Chosen:
         self._hold(session)
         return replay.begin_replays(session, queue_id, entry_ids)
+
+    def _take_off(self, session: Session, queue_id: int, entry_ids: Sequence[int]) -> Chosen:
+        return replay.take_off(session, queue_id, entry_ids, keeps=DISCARDED if self._keeps else None)
 
     def _put_back(self, session: Session, letters: Sequence[DeadLetter]) -> None:
         for letter in letters:

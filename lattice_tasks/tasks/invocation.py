@@ -84,6 +84,7 @@ TRANSITIONS: dict[tuple[State, str], State] = {
     (S.PARKED, "replace"): S.DISCARDED,
     (S.PARKED, "discard"): S.DISCARDED,
     (S.PARKED, "evict"): S.DISCARDED,
+    (S.DISCARDED, "restore"): S.PARKED,
 }
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 
 from lattice_tasks import clock
+from lattice_tasks.dead_letters.bin import DISCARDED
 from lattice_tasks.dead_letters.plan import Definition
 from lattice_tasks.dead_letters.replay import begin_replays, take_off
 from lattice_tasks.store import plans as rows
@@ -62,16 +63,17 @@ class Replaying:
 
 
 class Discarding:
-    """Takes letters off their shelves and marks their invocations discarded."""
+    """Takes letters off their shelves, into the bin when it `keeps` them, and marks their invocations discarded."""
 
-    def __init__(self, replays: Replays) -> None:
+    def __init__(self, replays: Replays, keeps: bool) -> None:
         self._replays = replays
+        self._keeps = DISCARDED if keeps else None
 
     def do(self, session: Session, items: Sequence[ItemRow]) -> Part:
         """The part as it then is; of a letter that has changed since the plan, why it was skipped."""
         part = Part()
         for queue_id, parked_at in _by_queue(items).items():
-            taken = take_off(session, queue_id, list(parked_at), parked_at)
+            taken = take_off(session, queue_id, list(parked_at), parked_at, self._keeps)
             self._replays.discarder(queue_id)(session, taken.letters)
             part.settled += [Settled(queue_id, one.entry_id, rows.DONE) for one in taken.letters]
             part.letters += taken.letters

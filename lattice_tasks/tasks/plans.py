@@ -325,7 +325,7 @@ class Plans:
         definition = msgspec.json.decode(row.definition, type=Definition)
         names = self._names()
         is_replay = row.verb == REPLAY
-        work: Work = Discarding(self._replays)
+        work: Work = Discarding(self._replays, self._settings.dlq_restore_days > 0)
         if is_replay:
             work = Replaying(self._replays, definition, names, self._wake)
         # After a stop the step that failed is behind us.
