@@ -348,6 +348,16 @@ def models(database: peewee.Database) -> Any:
             table_name = "lattice_triage"
             primary_key = peewee.CompositeKey("namespace_id", "fingerprint")
 
+    class Failure(Row):
+        scope = text()
+        digest = peewee.BlobField()
+        attempts = peewee.BigIntegerField()
+        failed_at = peewee.BigIntegerField(index=True)
+
+        class Meta:
+            table_name = "lattice_failure"
+            primary_key = peewee.CompositeKey("scope", "digest")
+
     ours = {name: cls for name, cls in locals().items() if _is_table(cls)}
     return SimpleNamespace(**ours, **plan_models(Row, identity, text))
 

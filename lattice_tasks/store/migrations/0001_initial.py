@@ -108,6 +108,10 @@ create table lattice_redirect (
     id {serial}, namespace_id bigint not null, kind text not null, queue text{c} not null, source text{c} not null,
     target text{c} not null, created_at bigint not null);
 create unique index lattice_redirect_source on lattice_redirect (namespace_id, kind, queue, source);
+create table lattice_failure (
+    scope text{c} not null, digest {bytes} not null, attempts bigint not null, failed_at bigint not null,
+    primary key (scope, digest)){rowless};
+create index lattice_failure_failed_at on lattice_failure (failed_at);
 create table lattice_bin (
     id {serial}, queue_id bigint not null, entry_id bigint not null, seq bigint not null, task_id text not null,
     actor text{c} not null, reason text not null, error text not null, why text not null, binned_at bigint not null,
