@@ -372,6 +372,17 @@ def test_how_it_ended_is_told(lattice: Lattice) -> None:
     assert "not needed" in reasons(lattice, cancelled)[0].text
 
 
+def test_what_was_edited_points_to_what_goes_on(lattice: Lattice) -> None:
+    edited, child = lattice.submit("q", "train"), lattice.submit("q", "train")
+    change(lattice, "delete from lattice_ready where seq = (select min(seq) from lattice_ready)")
+    change(lattice, "update lattice_invocation set state = 6, replaced_by = %s where id = %s", child.id, edited.id)
+
+    (reason,) = reasons(lattice, edited)
+
+    assert (reason.code, reason.facts["replaced_by"]) == ("discarded", child.id)
+    assert reason.todo == f"lattice-tasks tasks why {child.id}"
+
+
 def test_damage_is_told(lattice: Lattice, claimer: Callable[[], Claimer]) -> None:
     lost, orphan = lattice.submit("q", "train"), lattice.submit("q", "train")
     change(lattice, "delete from lattice_ready where seq = (select min(seq) from lattice_ready)")

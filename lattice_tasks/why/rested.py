@@ -13,7 +13,12 @@ def ended(scene: Scene) -> Iterator[Reason]:
     """It succeeded, was cancelled or discarded, or expired."""
     task = scene.task
     text = f"it is {task.state} since {at(task.finished_at)}" + (f": {task.error}" if task.error else "")
-    yield Reason(task.state.value, text, {"at": task.finished_at, "error": task.error, "attempt": task.attempt})
+    facts = {"at": task.finished_at, "error": task.error, "attempt": task.attempt}
+    todo = None
+    if task.replaced_by is not None:
+        text += f"; its dead letter was edited: task {task.replaced_by} goes on in its place"
+        facts["replaced_by"], todo = task.replaced_by, f"{PROGRAM} tasks why {task.replaced_by}"
+    yield Reason(task.state.value, text, facts, todo)
 
 
 def parked(scene: Scene) -> Iterator[Reason]:
