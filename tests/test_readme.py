@@ -19,7 +19,7 @@ from lattice_tasks.tasks.invocation import drawing
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
 BLOCK = re.compile(r"^```(?P<language>\w+)(?P<words>[^\n]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
-TIMEOUT_S = 120
+TIMEOUT_S = 240  # half a minute on an idle machine
 
 
 def blocks() -> list[re.Match[str]]:
