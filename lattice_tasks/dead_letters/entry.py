@@ -10,6 +10,7 @@ from typing import Annotated
 import msgspec
 
 from lattice_tasks import clock
+from lattice_tasks.dead_letters.form import Form
 
 __all__ = [
     "MAX_ERROR_BYTES",
@@ -43,7 +44,6 @@ MAX_TRACEBACK_BYTES = 32_768
 MAX_LIVES = 20
 
 _LIMITS = (("error", MAX_ERROR_BYTES), ("traceback", MAX_TRACEBACK_BYTES), ("worker", 512))
-_VERSION = 1
 _CUT = "\n[… left out …]\n"
 _NEVER = clock.from_us(0)
 
@@ -126,18 +126,7 @@ class DeadLetter(Life, frozen=True, kw_only=True, omit_defaults=True):
         return self.seq > 0
 
 
-class _Stored(msgspec.Struct, frozen=True):
-    v: int
-    letter: DeadLetter
-
-
-class _Version(msgspec.Struct, frozen=True):
-    v: int
-
-
-_encoder = msgspec.json.Encoder()
-_decoder = msgspec.json.Decoder(_Stored)
-_version_decoder = msgspec.json.Decoder(_Version)
+_form = Form(DeadLetter)
 
 
 def cleaned(text: str, limit: int) -> str:
@@ -168,18 +157,15 @@ def encode(letter: DeadLetter) -> bytes:
     clock.aware(letter.submitted_at, "submitted_at")
     clock.aware(letter.parked_at, "parked_at")
     bare = msgspec.structs.replace(letter, entry_id=0, is_replaying=False)
-    return _encoder.encode(_Stored(_VERSION, bare))
+    return _form.encode(bare)
 
 
 def decode(entry_id: int, data: bytes, is_replaying: bool = False) -> DeadLetter:
     """The letter in a row of the shelf; one that says what is wrong, when the row cannot be read."""
-    try:
-        stored = _decoder.decode(data)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        return _unreadable(entry_id, data, is_replaying, _fault(data, error))
-    if stored.v > _VERSION:
-        return _unreadable(entry_id, data, is_replaying, _newer(stored.v))
-    return msgspec.structs.replace(stored.letter, entry_id=entry_id, is_replaying=is_replaying)
+    letter = _form.decode(data)
+    if isinstance(letter, str):
+        return _unreadable(entry_id, data, is_replaying, letter)
+    return msgspec.structs.replace(letter, entry_id=entry_id, is_replaying=is_replaying)
 
 
 def with_life(letter: DeadLetter, life: Life) -> DeadLetter:
@@ -197,18 +183,6 @@ def with_life(letter: DeadLetter, life: Life) -> DeadLetter:
 
 def _printable(text: str) -> bytes:
     return text.encode("utf-8", "backslashreplace").replace(b"\0", rb"\x00")
-
-
-def _fault(data: bytes, error: Exception) -> str:
-    try:
-        version = _version_decoder.decode(data).v
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        version = 0
-    return _newer(version) if version > _VERSION else f"it is damaged: {error}"
-
-
-def _newer(version: int) -> str:
-    return f"it was written by newer code (form {version}, known up to {_VERSION}); upgrade lattice-tasks on this host"
 
 
 def _unreadable(entry_id: int, data: bytes, is_replaying: bool, why: str) -> DeadLetter:

@@ -8,7 +8,7 @@ done in the same transaction (`Lattice.transaction`).
 from lattice_tasks.fifo.cancellation import Cancellation
 from lattice_tasks.fifo.engine import Appended, Fifo, Held, Row
 from lattice_tasks.fifo.lanes import FifoLanes
-from lattice_tasks.fifo.queue import JSON, LatticeQueue, QueueEntry, Serializer, require_capacity
+from lattice_tasks.fifo.queue import JSON, LatticeQueue, QueueEntry, Serializer, require_capacity, require_name
 
 __all__ = [
     "JSON",
@@ -22,4 +22,5 @@ __all__ = [
     "Row",
     "Serializer",
     "require_capacity",
+    "require_name",
 ]

@@ -204,19 +204,19 @@ def require_capacity(capacity: int | None, name: str) -> None:
         raise InvalidInput(f"capacity={capacity!r} of queue {name!r} must be None or a whole number from 1")
 
 
-def require_name(name: str) -> None:
-    """Refuse what is no name of a queue.
+def require_name(name: str, called: str = "queue name") -> None:
+    """Refuse what is no name of a queue; `called` is for the error.
 
     Raises:
         InvalidInput: it is empty, too long, or holds control characters.
         ReservedName: it starts like a system tree's.
     """
     if not isinstance(name, str) or not name.strip() or len(name) > _MAX_NAME:
-        raise InvalidInput(f"queue name {name!r} must be a text of 1 to {_MAX_NAME} characters")
+        raise InvalidInput(f"{called} {name!r} must be a text of 1 to {_MAX_NAME} characters")
     if any(unicodedata.category(character) in ("Cc", "Cs") for character in name):
-        raise InvalidInput(f"queue name {name!r} must not contain control characters or lone surrogates")
+        raise InvalidInput(f"{called} {name!r} must not contain control characters or lone surrogates")
     if name.startswith(_SYSTEM):
-        raise ReservedName(f"queue name {name!r} starts with {_SYSTEM!r}, which is kept for the system; choose another")
+        raise ReservedName(f"{called} {name!r} starts with {_SYSTEM!r}, which is kept for the system; choose another")
 
 
 def _check(cancellation: Cancellation | None, queue: LatticeQueue[Any], verb: str) -> None:

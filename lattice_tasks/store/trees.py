@@ -6,7 +6,7 @@ costs more with the depth of a FIFO: each finds its rows from the floor or by ke
 ones behind are walked.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +31,7 @@ __all__ = [
     "rows_from_floor",
     "rows_of",
     "take_oldest",
+    "undoable",
     "unpin",
     "write_head",
 ]
@@ -225,6 +226,13 @@ def all_or_nothing(session: Session) -> Iterator[None]:
             session.execute(_KEEP)
         raise
     session.execute(_KEEP)
+
+
+@contextmanager
+def undoable(session: Session) -> Iterator[Callable[[], object]]:
+    """A savepoint of the open transaction; the block is given what takes back all that was written in it so far."""
+    with all_or_nothing(session):
+        yield lambda: session.execute(_UNDO)
 
 
 def hold(session: Session, name: str) -> Head:
