@@ -31,6 +31,7 @@ from lattice_tasks.errors import (
 from lattice_tasks.fifo import Cancellation, FifoLanes, LatticeQueue
 from lattice_tasks.tasks.current import current
 from lattice_tasks.tasks.job import Job
+from lattice_tasks.trees.tree import LatticeTree, TreeEntry
 
 __all__ = [
     "CallCancelled",
@@ -41,11 +42,13 @@ __all__ = [
     "Lattice",
     "LatticeError",
     "LatticeQueue",
+    "LatticeTree",
     "Park",
     "QueueFull",
     "TaskCancelled",
     "TaskDiscarded",
     "TaskExpired",
     "TaskParked",
+    "TreeEntry",
     "current",
 ]

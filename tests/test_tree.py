@@ -1,20 +1,20 @@
 """What a tree does: values, versions, expiry, ranges and order."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from lattice_tasks.clock import Stamp
-from lattice_tasks.errors import (
-    InvalidInput,
-)
-from lattice_tasks.maintenance import compact_trees
+from lattice_tasks.errors import InvalidInput
+from lattice_tasks.maintenance import Maintenance, compact_trees
 from lattice_tasks.store.engine import Engine
 from lattice_tasks.trees import tree as trees
 from lattice_tasks.trees.tree import ABSENT, LatticeTree
 from tests.forest import TREE, engine_at, stored, tree_at, tree_of
+from tests.working import heard, opened
 
 pytestmark = pytest.mark.recycled
 
@@ -212,6 +212,39 @@ def test_a_key_that_came_back_is_not_compacted(store_url: str) -> None:
     with engine_at(store_url, 100 * HOUR) as engine, engine.session() as session:
         assert compact_trees(session, 0) == 0
         assert tree_of(engine).get("a") == 2
+
+
+def test_a_key_that_is_being_written_is_not_compacted(postgres_url: str) -> None:
+    """Compaction waits for nobody, and never takes what a writer is just bringing back."""
+    with engine_at(postgres_url) as engine:
+        tree_of(engine).set_many({"a": 1, "b": 1}, ttl=SECOND)
+    with engine_at(postgres_url, HOUR) as engine, closing(engine.open_session()) as session:
+        with session.transaction(), engine.session() as other:
+            tree_of(session).set("a", 2)
+            assert compact_trees(other, 0) == 1
+
+        assert (tree_of(engine).get("a"), set(stored(engine))) == (2, {"a"})
+
+
+def test_a_worker_compacts_page_by_page(store_url: str) -> None:
+    """spec 2.10 TTL: a chore of living workers, and of `prune`; a full page is followed by the next one soon."""
+    with opened(store_url, tree_grace_ms=0) as lattice:
+        events = heard(lattice)
+        tree = lattice.tree("orders")
+        tree.set_many({f"k{n:04}": n for n in range(1_500)})
+        tree.delete_range("k", "l")
+        maintenance = Maintenance(lattice.settings, lattice.telemetry, lambda queue_ids: None)
+        (chore,) = (one for one in maintenance._chores if one.name == "trees")
+        with lattice.engine.session() as session:
+            for _ in range(3):
+                chore.due_at = 0.0
+                maintenance.run_due(session)
+        assert events.of("tree.compacted") == [{"count": 1_000}, {"count": 500}]
+        tree.set("a", 1)
+        tree.delete("a")
+        lattice.prune()
+
+        assert stored(lattice.engine, tree._tree) == {}
 
 
 # --- ranges and order

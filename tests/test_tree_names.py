@@ -86,6 +86,7 @@ def test_the_longest_and_the_oddest_keys_are_kept(tree: LatticeTree[Any]) -> Non
 
     assert {entry.key: entry.value for entry in tree.scan()} == {key: key for key in odd}
     assert all(tree.get(key) == key for key in odd)
+    assert all(tree.set_if_absent(key, 1) is None for key in odd)
     assert tree.delete_range("", "\U0010ffff") == len(odd) - 1
     assert keys(tree) == ["\U0010ffff" * 256]
 
@@ -264,6 +265,22 @@ def test_a_snapshot_keeps_versions_and_expiry(store_url: str) -> None:
         assert journaled(engine, "t/1/copy") == []
     with tree_at(store_url, 2 * HOUR, name="copy") as copy:
         assert keys(copy) == ["a"]
+
+
+def test_writers_go_on_while_a_snapshot_is_made(postgres_url: str) -> None:
+    """spec 2.10 snapshot: online; what is written meanwhile is not in it."""
+    with engine_at(postgres_url) as engine, closing(engine.open_session()) as session:
+        tree = tree_of(engine)
+        tree.set_many({"a": 1, "b": 2})
+        with session.transaction():
+            copy = tree_of(session).snapshot("copy")
+            tree.set("a", 9)
+            tree.delete("b")
+            tree.set("c", 9)
+
+            assert [(entry.key, entry.value) for entry in copy.scan()] == [("a", 1), ("b", 2)]
+            assert tree_of(engine, "copy").is_registered() is False
+        assert keys(tree_of(engine, "copy")) == ["a", "b"]
 
 
 def test_a_snapshot_needs_a_free_name_and_a_source(tree: LatticeTree[Any], engine: Engine) -> None:
