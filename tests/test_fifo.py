@@ -1,8 +1,4 @@
-"""The typed queue, its ids and its rows, on both engines.
-
-Spec ids without a test in these files are about replication (Q-06), lanes (Q-64), or a handle to cancel a call
-(Q-26, Q-27).
-"""
+"""The typed queue, its ids and its rows, on both engines."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -123,6 +119,13 @@ def test_a_serializer_is_used_for_everything(engine: Engine) -> None:
 
     assert seen == ["one", "two", "one"]
     assert text.calls == 2 + 1 + 2 + 1
+
+
+@pytest.mark.parametrize("serializer", [None, "json", object(), Text.serialize])
+def test_what_is_no_serializer_is_refused_at_once(engine: Engine, serializer: Any) -> None:
+    """Q-10"""
+    with pytest.raises(InvalidInput, match="serializer=.* of queue 'work'"):
+        LatticeQueue(engine, "work", serializer=serializer)
 
 
 def test_a_value_that_cannot_be_written_costs_nothing(engine: Engine, queue: LatticeQueue[Any]) -> None:

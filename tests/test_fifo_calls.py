@@ -14,6 +14,8 @@ from lattice_tasks.store.engine import Engine
 from tests.fifos import NAME, head_of, ids, opened
 from tests.stores import fresh_engine, watched
 
+pytestmark = pytest.mark.recycled
+
 Call = Callable[[LatticeQueue[Any], Cancellation], object]
 CALLS: dict[str, Call] = {
     "enqueue": lambda queue, handle: queue.enqueue(9, cancellation=handle),

@@ -20,6 +20,8 @@ from lattice_tasks.settings import load
 from lattice_tasks.store.engine import Engine, Statement
 from tests.stores import fresh_engine
 
+pytestmark = pytest.mark.recycled
+
 ROOT = Path(__file__).resolve().parents[1]
 
 

@@ -78,7 +78,7 @@ class LatticeQueue(Generic[T]):
         namespace: the same name in another namespace is another queue.
 
     Raises:
-        InvalidInput: the name or the capacity is not acceptable.
+        InvalidInput: the name, the capacity or the serializer is not acceptable.
         ReservedName: the name starts like a system tree's.
     """
 
@@ -95,6 +95,8 @@ class LatticeQueue(Generic[T]):
         require_name(name)
         if not callable(capacity):
             require_capacity(capacity, name)
+        if not all(callable(getattr(serializer, verb, None)) for verb in ("serialize", "deserialize")):
+            raise InvalidInput(f"serializer={serializer!r} of queue {name!r} must have serialize and deserialize")
         self.name = name
         self._tree = _TREE + (name if namespace == _HOME else f"{namespace}{_PARTS}{name}")
         self._store = store
