@@ -124,7 +124,7 @@ def test_a_serializer_is_used_for_everything(engine: Engine) -> None:
 @pytest.mark.parametrize("serializer", [None, "json", object(), Text.serialize])
 def test_what_is_no_serializer_is_refused_at_once(engine: Engine, serializer: Any) -> None:
     """Q-10"""
-    with pytest.raises(InvalidInput, match="serializer=.* of queue 'work'"):
+    with pytest.raises(InvalidInput, match=r"serializer=.* of queue 'work'"):
         LatticeQueue(engine, "work", serializer=serializer)
 
 
