@@ -53,7 +53,7 @@ def parked(engine: Engine, some: Sequence[DeadLetter], capacity: int = 1_000, on
 class Desk:
     """A shelf, and what it did: to the invocations, in its own transaction, and as events."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, queue_id: int = QUEUE_ID) -> None:
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.woken = 0
         self.at_work: Callable[[Sequence[DeadLetter]], object] = lambda _some: None
@@ -61,7 +61,7 @@ class Desk:
         self.telemetry.subscribe(lambda name, fields: self.events.append((name, dict(fields))))
         self.shelf = Shelf(
             engine,
-            QUEUE_ID,
+            queue_id,
             QUEUE,
             telemetry=self.telemetry,
             requeue=lambda session, one: self._work(session, "requeue", [one]),

@@ -1,22 +1,26 @@
 """Groups of dead letters: counted over all queues, and what operators say about them, judged when it is read."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
 
+from lattice_tasks import clock
 from lattice_tasks.dead_letters.groups import Groups
 from lattice_tasks.dead_letters.parking import ShelfSpec, park
 from lattice_tasks.errors import GroupNotFound, InvalidInput
+from lattice_tasks.maintenance import Maintenance
 from lattice_tasks.settings import Settings
 from lattice_tasks.store import queues as queue_rows
-from lattice_tasks.store.engine import Engine
+from lattice_tasks.store.engine import Engine, Session, Statement
 from lattice_tasks.store.letters import prune_hours
 from lattice_tasks.store.schema import migrate
+from lattice_tasks.store.triage import _SAMPLES
 from lattice_tasks.telemetry import Telemetry, make_log
-from tests.letters import letter
+from tests.letters import Desk, letter
 
 HOUR_MS = 3_600_000
 
@@ -97,6 +101,23 @@ def test_the_trend_has_the_last_24_hours_and_older_ones_are_pruned(house: House)
 
     with house.later(hours=26).engine.session() as session:
         assert prune_hours(session, 24) == 2  # the other namespace's, too
+
+
+def test_living_workers_forget_hours_of_more_than_a_week_ago(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    house.park("gpu", [1])
+    house.later(hours=3).park("gpu", [2])
+    now = [clock.monotonic()]
+    monkeypatch.setattr(clock, "monotonic", lambda: now[0])
+    week = house.later(hours=7 * 24 + 2)
+    maintenance = Maintenance(Settings(store_url=house.store_url), Telemetry(make_log("critical")), lambda _ids: None)
+    now[0] += 100
+
+    with week.engine.session() as session:
+        maintenance.run_due(session)
+        kept = session.fetch(Statement("select sum(hits) from lattice_group_hour"))
+
+    assert kept == [(1,)]
+    assert [(one.hits, sum(one.trend)) for one in week.groups.list()] == [(2, 0)]
 
 
 def test_a_resolved_group_is_new_again_with_its_next_letter(house: House) -> None:
@@ -191,3 +212,64 @@ def test_a_group_that_is_not_there_or_not_one_is_an_error(house: House) -> None:
         house.groups.get("zzzzzz")
     with pytest.raises(InvalidInput, match="no fingerprint"):
         house.groups.get("abc")
+
+
+class Meter:
+    """Counts the statements that are fetched, and the rows that come back."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.statements = self.rows = 0
+        fetch = Session.fetch
+
+        def counted(session: Session, statement: Statement, params: Any = ()) -> list[tuple]:
+            found = fetch(session, statement, params)
+            self.statements += 1
+            self.rows += len(found)
+            return found
+
+        monkeypatch.setattr(Session, "fetch", counted)
+
+    def of(self, act: Callable[[], object]) -> tuple[int, int]:
+        """(statements, rows) of one call."""
+        self.statements = self.rows = 0
+        act()
+        return self.statements, self.rows
+
+
+def test_what_a_look_costs_does_not_grow_with_the_letters(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups: a handful of statements, rows by the group. A page: the rows that it shows."""
+    shelf = Desk(house.engine, house.queue_ids["gpu"]).shelf
+    kinds = [f"E{chr(97 + kind // 26)}{chr(97 + kind % 26)}" for kind in range(200)]
+
+    def park_round(number: int) -> None:
+        some = [letter(number * 200 + at, error=f"{kind}: no", key=None) for at, kind in enumerate(kinds, 1)]
+        with house.engine.session() as session, session.transaction():
+            park(session, ShelfSpec(house.queue_ids["gpu"], 100_000), some)
+
+    for number in range(3):
+        park_round(number)
+    meter = Meter(monkeypatch)
+    few = meter.of(house.groups.list)
+    for number in range(3, 10):
+        park_round(number)
+
+    assert meter.of(house.groups.list) == few
+    assert few[0] <= 6
+    assert few[1] <= 200 * (1 + 3 + 2) + 10
+    last = shelf.list(limit=1, after=900)[0].entry_id
+    for filters in ({}, {"error_class": "Eaa"}, {"group": house.groups.list()[0].fingerprint}, {"after": last}):
+        statements, rows = meter.of(partial(shelf.list, limit=5, **filters))
+        assert (statements <= 3, rows <= 12) == (True, True), filters
+
+
+def test_samples_are_found_along_the_index_of_groups(house: House) -> None:
+    """With empty statistics, as after a crash: nobody reads every letter to show three of a group."""
+    house.park("gpu", range(1, 400))
+    explain = Statement("explain " + _SAMPLES.postgres, sqlite="explain query plan " + _SAMPLES.sqlite)
+
+    with house.engine.session() as session:
+        plan = "\n".join(str(row) for row in session.fetch(explain, (3, house.namespace_id)))
+
+    assert plan.count("lattice_letter_group") >= 1
+    assert "Seq Scan on lattice_letter" not in plan
+    assert "SCAN l " not in plan

@@ -108,8 +108,8 @@ NARROWED = {POSTGRES: _NARROWED, SQLITE: _BARE}
 _CHOOSE = "select entry_id from lattice_letter where queue_id = %s and entry_id > %s and {} order by entry_id limit %s"
 _COUNT = "select count(*) from lattice_letter where queue_id = %s and entry_id > %s and {}"
 
-_CHOOSE_IDS = Statement(_CHOOSE.format(_NARROWED), sqlite=_CHOOSE.format(_BARE))
-_COUNT_IDS = Statement(_COUNT.format(_NARROWED), sqlite=_COUNT.format(_BARE))
+_CHOOSE_IDS = Statement(_CHOOSE.format(_NARROWED), sqlite=_CHOOSE.format(_BARE), replans=True)
+_COUNT_IDS = Statement(_COUNT.format(_NARROWED), sqlite=_COUNT.format(_BARE), replans=True)
 _FILE = Statement(
     postgres="""insert into lattice_letter
             (queue_id, entry_id, seq, fingerprint, actor, reason, error_class, key, parked_at, replays)
