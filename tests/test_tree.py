@@ -1,5 +1,6 @@
 """What a tree does: values, versions, expiry, ranges and order."""
 
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -71,8 +72,11 @@ def test_a_cell_says_who_wrote_it_and_when(engine: Engine) -> None:
     version = tree.set("a", 1)
     tree.set("b", 2)
     tree.delete("b")
+    later = tree.set_many({"c": 3, "d": 4})
 
     cells = stored(engine)
+    assert (cells["d"].version, cells["c"].version.origin, cells["c"].dead_at) == (later, "oslo", None)
+    assert version < cells["b"].version < cells["c"].version < later
     assert (version.origin, cells["a"].version, cells["a"].dead_at) == ("oslo", version, None)
     assert (cells["b"].value, cells["b"].version.origin) == (None, "oslo")
     assert cells["b"].version > version
@@ -236,9 +240,10 @@ def test_a_worker_compacts_page_by_page(store_url: str) -> None:
         maintenance = Maintenance(lattice.settings, lattice.telemetry, lambda queue_ids: None)
         (chore,) = (one for one in maintenance._chores if one.name == "trees")
         with lattice.engine.session() as session:
-            for _ in range(3):
+            for pause_s in (1, 60, 60):
                 chore.due_at = 0.0
                 maintenance.run_due(session)
+                assert pause_s - 1 < chore.due_at - time.monotonic() <= pause_s
         assert events.of("tree.compacted") == [{"count": 1_000}, {"count": 500}]
         tree.set("a", 1)
         tree.delete("a")
