@@ -4,18 +4,15 @@ import re
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 from dramatiq.errors import RateLimitExceeded
 
 from lattice_tasks import Lattice
 from lattice_tasks.errors import TaskNotFound
-from lattice_tasks.store import turns, workers
-from lattice_tasks.store.workers import WorkerRow
-from lattice_tasks.tasks.claim import rescue
-from lattice_tasks.why import Reason, why
+from lattice_tasks.store import workers
 from tests.claimers import Claimer
+from tests.reasons import codes, facts, reasons, register, seen_ago
 from tests.working import Gate, change, opened, until, until_state, working
 
 STRANGER = "0190b2a4-7c1e-7c3f-9d62-5f0d3a1b2c3d"
@@ -46,34 +43,9 @@ def claimer(lattice: Lattice) -> Iterator[Callable[[], Claimer]]:
         one.close()
 
 
-def reasons(lattice: Lattice, job: Any) -> list[Reason]:
-    with lattice.engine.session() as session:
-        return why(session, lattice.namespace_id, getattr(job, "id", job), lattice.settings)
-
-
-def codes(lattice: Lattice, job: Any) -> list[str]:
-    return [reason.code for reason in reasons(lattice, job)]
-
-
-def facts(lattice: Lattice, job: Any, code: str) -> dict[str, Any]:
-    (reason,) = [reason for reason in reasons(lattice, job) if reason.code == code]
-    return reason.facts
-
-
-def register(lattice: Lattice, queues: str = '["q"]', actors: str = '["train"]', threads: int = 2) -> int:
-    with lattice.engine.session() as session:
-        row = WorkerRow(lattice.namespace_id, "host", 9, threads, queues, actors, "1")
-        return workers.register(session, row)
-
-
-def seen_ago(lattice: Lattice, worker_id: int, seconds: float) -> None:
-    us = int(seconds * 1_000_000)
-    change(lattice, "update lattice_worker set seen_at = seen_at - %s where id = %s", us, worker_id)
-
-
 def test_every_code_of_the_room_is_produced_here() -> None:
     said = {code for path in ROOM.glob("*.py") for code in re.findall(r'Reason\(\s*"(\w+)"', path.read_text("utf-8"))}
-    here = Path(__file__).read_text("utf-8")
+    here = "".join(path.read_text("utf-8") for path in Path(__file__).parent.glob("test_*.py"))
 
     assert len(said) > 20
     assert {code for code in said if f'"{code}"' not in here} == set()
@@ -234,76 +206,6 @@ def test_a_passed_deadline_lets_it_expire_at_its_claim(lattice: Lattice) -> None
         until_state(job, "expired")
     assert "its deadline passed" in reasons(lattice, job)[0].text
     assert codes(lattice, job) == ["expired"]
-
-
-def test_a_lease_tells_its_worker_and_whether_it_may_only_be_looked_ahead(
-    lattice: Lattice, claimer: Callable[[], Claimer]
-) -> None:
-    jobs = [lattice.submit("q", "train") for _ in range(9)]
-    ours = claimer()
-    ours.claim(8)
-    assert codes(lattice, jobs[0]) == ["running"]
-
-    ours.claim_one()
-
-    change(lattice, "update lattice_lease set claimed_at = claimed_at + 5000000")  # the test may be slow
-    assert codes(lattice, jobs[0]) == ["looked_ahead"]
-    change(lattice, "update lattice_lease set claimed_at = claimed_at - 10000000")
-    told = facts(lattice, jobs[0], "running")
-    assert (told["worker"], told["host"], told["pid"], told["is_started"]) == (ours.worker_id, "host", 7, True)
-    assert told["heartbeat_age_s"] >= 0
-
-
-def test_a_cancel_that_was_not_seen_yet_is_told(lattice: Lattice, claimer: Callable[[], Claimer]) -> None:
-    """C52"""
-    job = lattice.submit("q", "train")
-    claimer().claim_one()
-    job.cancel("not needed")
-
-    assert codes(lattice, job) == ["cancel_requested", "running"]
-    assert facts(lattice, job, "cancel_requested")["reason"] == "not needed"
-
-
-def test_a_silent_worker_is_told_and_when_its_tasks_are_rescued(
-    lattice: Lattice, claimer: Callable[[], Claimer]
-) -> None:
-    job = lattice.submit("q", "train")
-    ours = claimer()
-    ours.claim_one()
-    seen_ago(lattice, ours.worker_id, 10)
-    assert codes(lattice, job) == ["worker_silent", "running"]
-    assert facts(lattice, job, "worker_silent")["rescued_within_s"] is None
-
-    other = register(lattice)
-    assert 25 < facts(lattice, job, "worker_silent")["rescued_within_s"] <= 32
-    change(lattice, "update lattice_worker set started_at = started_at - 60000000 where id = %s", other)
-    assert 15 < facts(lattice, job, "worker_silent")["rescued_within_s"] <= 22
-
-
-def test_suspects_and_those_who_wait_for_them_are_told(lattice: Lattice, claimer: Callable[[], Claimer]) -> None:
-    jobs = [lattice.submit("q", "train") for _ in range(2)]
-    dead = claimer()
-    dead.claim(2)
-    with lattice.engine.session() as session:
-        rescue(session, dead.worker_id, None)
-    assert codes(lattice, jobs[0]) == ["no_worker", "is_suspect"]
-
-    third = lattice.submit("q", "train")
-    ours = claimer()
-    claimed = ours.claim(3)
-    fourth = lattice.submit("q", "train")
-
-    assert codes(lattice, jobs[0]) == codes(lattice, jobs[1]) == ["suspect_waits"]
-    assert codes(lattice, third) == ["suspect_alone"]
-    assert codes(lattice, fourth) == ["suspect_alone"]
-    turns.mark_started(ours.session, ours.worker_id, claimed[0].seq, ours.batch)
-    assert codes(lattice, jobs[0]) == ["running"]
-    assert facts(lattice, fourth, "suspect_alone") == {"tasks": [jobs[0].id], "workers": [ours.worker_id]}
-
-    ours.turn([(claimed[1].seq, ours.batch, None)])
-    change(lattice, "update lattice_lease set claimed_at = claimed_at - 6000000")
-    assert codes(lattice, third) == ["running"]
-    assert codes(lattice, fourth) == ["next_in_line"]
 
 
 def test_a_parked_task_tells_where_its_letter_lies_and_a_replay_that_it_is_one(lattice: Lattice) -> None:
