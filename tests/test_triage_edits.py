@@ -107,7 +107,7 @@ def test_an_edit_puts_a_changed_copy_in_the_letters_place(shop: Shop) -> None:
 
     edited = shop.shelf.edit(1, args=["5"], by="ann")
 
-    assert shop.shelf.list() == []
+    assert (shop.shelf.list(), shop.shelf.count(actor="charge"), shop.lattice.letter_groups.list()[0].live) == ([], 0, 0)
     assert edited.letter.task_id == parent_id
     parent, child = shop.picture(parent_id), shop.picture(edited.child_id)
     assert (parent.state, parent.replaced_by, parent.replay_of, parent.key) == ("discarded", child.id, None, "k")

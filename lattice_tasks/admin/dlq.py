@@ -6,12 +6,16 @@ from typing import Any
 import click
 
 from lattice_tasks.admin import letters
+from lattice_tasks.admin.bin import BIN_COMMANDS
 from lattice_tasks.admin.desk import Desk, pass_desk
 from lattice_tasks.admin.edits import edit
+from lattice_tasks.admin.export import export
 from lattice_tasks.admin.filters import Narrowed, narrowing
 from lattice_tasks.admin.groups import group, groups, mark
 from lattice_tasks.admin.letter import FIELDS, record_of, show
 from lattice_tasks.admin.options import Change, Noun, changing
+from lattice_tasks.admin.plans import PLAN_COMMANDS
+from lattice_tasks.admin.redirects import redirects
 from lattice_tasks.admin.replays import replay
 from lattice_tasks.dead_letters.groups import SHOWN_DIGITS
 
@@ -72,7 +76,12 @@ def count(desk: Desk, queue: str | None, narrowed: Narrowed) -> None:
 @dlq.command()
 @click.argument("ids", metavar="ID...", nargs=-1)
 @click.option("--queue", metavar="Q", help="The queue; not needed with tasks' ids.")
-@click.option("--all", "is_all", is_flag=True, help="Every letter that is on the shelf now; the filters narrow it.")
+@click.option(
+    "--all",
+    "is_all",
+    is_flag=True,
+    help="Every letter that is on the shelf of --queue now, or of --group on all; the filters narrow it.",
+)
 @narrowing(changes=True)
 @changing
 @pass_desk
@@ -89,8 +98,7 @@ def discard(
     if not targets:
         desk.screen.many([], letters.FIELDS, letters.COLUMNS, "dead letters")
         return
-    noun = f"{len(targets)} dead letter{'s' if len(targets) > 1 else ''}" + (f" of queue {queue}" if queue else "")
-    desk.confirm(change, f"Discard {noun} for good?")
+    desk.confirm(change, f"Discard {letters.counted(targets)} for good?")
     if change.is_dry:
         results = [letters.Result(target, "would_discard", target.detail) for target in targets]
     else:
@@ -103,7 +111,7 @@ def discard(
     letters.end_with(desk, results, _GOOD)
 
 
-for _verb in (groups, group, mark, show, replay, edit):
+for _verb in (groups, group, mark, show, replay, edit, *PLAN_COMMANDS, *BIN_COMMANDS, redirects, export):
     dlq.add_command(_verb)
 
 

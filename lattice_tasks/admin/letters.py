@@ -28,6 +28,7 @@ __all__ = [
     "Result",
     "Target",
     "audited",
+    "counted",
     "end_with",
     "outcomes",
     "queue_names",
@@ -41,6 +42,7 @@ FIELDS = ("entry_id", "queue", "task_id", "outcome", "detail")
 COLUMNS = ("entry_id", "queue", "outcome", "detail")
 _PART = 100
 _MOST_ROWS = 30
+_MOST_NAMES = 5
 _EVERY = Narrowed()
 
 
@@ -115,6 +117,17 @@ def queue_names(desk: Desk, queue: str | None) -> list[str]:
     if queue is not None:
         return [desk.lattice.queues.get(queue).name]
     return [record.name for record in desk.lattice.queues.list()]
+
+
+def counted(targets: Sequence[Target]) -> str:
+    """So many dead letters, and whose, for a question: `3 dead letters of queues a, b`."""
+    queues = sorted({target.queue for target in targets if target.queue is not None})
+    noun = f"{len(targets)} dead letter{'s' if len(targets) > 1 else ''}"
+    if not queues:
+        return noun
+    if len(queues) > _MOST_NAMES:
+        return f"{noun} of {len(queues)} queues"
+    return f"{noun} of queue{'s' if len(queues) > 1 else ''} {', '.join(queues)}"
 
 
 def the_letter(desk: Desk, queue: str | None, text: str) -> Target:

@@ -28,7 +28,12 @@ _GOOD = ("replaying", "succeeded", "would_replay")
 @click.command(cls=Verb)
 @click.argument("ids", metavar="ID...", nargs=-1)
 @click.option("--queue", metavar="Q", help="The queue; not needed with tasks' ids.")
-@click.option("--all", "is_all", is_flag=True, help="Every letter that is on the shelf now; the filters narrow it.")
+@click.option(
+    "--all",
+    "is_all",
+    is_flag=True,
+    help="Every letter that is on the shelf of --queue now, or of --group on all; the filters narrow it.",
+)
 @narrowing(changes=True)
 @click.option("--wait", "wait_s", type=Seconds(), metavar="SPAN", help="Wait so long for the outcome: 30, 90s, 5m.")
 @click.option("--here", is_flag=True, help="Run it in this process instead of a worker; needs --app.")
@@ -63,9 +68,8 @@ def replay(
     if not targets:
         desk.screen.many([], letters.FIELDS, letters.COLUMNS, "dead letters")
         return
-    noun = f"{len(targets)} dead letter{'s' if len(targets) > 1 else ''}" + (f" of queue {queue}" if queue else "")
     if is_all:
-        desk.confirm(change, f"Replay {noun}?")
+        desk.confirm(change, f"Replay {letters.counted(targets)}?")
     if change.is_dry:
         results = [Result(target, "would_replay", target.detail) for target in targets]
     else:
