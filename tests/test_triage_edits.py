@@ -10,7 +10,7 @@ import pytest
 from lattice_tasks import Lattice, TaskDiscarded, insights
 from lattice_tasks.errors import AlreadyHandled, Conflict, DeadLetterNotFound, InvalidInput, LatticeError, NotFinished
 from lattice_tasks.insights import TaskPicture
-from lattice_tasks.store.engine import Statement
+from lattice_tasks.store.engine import Session, Statement
 
 BODY = Statement("select body from lattice_invocation where cast(id as text) = %s")
 STUFF = Statement(
@@ -107,7 +107,11 @@ def test_an_edit_puts_a_changed_copy_in_the_letters_place(shop: Shop) -> None:
 
     edited = shop.shelf.edit(1, args=["5"], by="ann")
 
-    assert (shop.shelf.list(), shop.shelf.count(actor="charge"), shop.lattice.letter_groups.list()[0].live) == ([], 0, 0)
+    assert (shop.shelf.list(), shop.shelf.count(actor="charge"), shop.lattice.letter_groups.list()[0].live) == (
+        [],
+        0,
+        0,
+    )
     assert edited.letter.task_id == parent_id
     parent, child = shop.picture(parent_id), shop.picture(edited.child_id)
     assert (parent.state, parent.replaced_by, parent.replay_of, parent.key) == ("discarded", child.id, None, "k")
@@ -225,3 +229,40 @@ def test_letters_are_counted_by_the_filters_that_list_them(shop: Shop) -> None:
     assert (shop.shelf.count(), shop.shelf.count(key="k"), shop.shelf.count(reason="rejected")) == (2, 1, 0)
     with pytest.raises(InvalidInput, match="there is no filter"):
         shop.shelf.count(colour="red")
+
+
+def test_an_edit_that_is_cut_off_at_any_statement_leaves_everything_as_it_was(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I8: the copy, the letter and the original change together or not at all."""
+    parent_id = shop.run("x", _key="k")
+    before = shop.body(parent_id)
+    run = {name: getattr(Session, name) for name in ("fetch", "execute")}
+    left = 0
+
+    def cut(name: str) -> Callable[..., Any]:
+        def counted(session: Session, statement: Statement, params: Any = ()) -> Any:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise RuntimeError("cut off")
+            return run[name](session, statement, params)
+
+        return counted
+
+    for number in range(1, 100):
+        left = number
+        with monkeypatch.context() as patch:
+            for name in run:
+                patch.setattr(Session, name, cut(name))
+            try:
+                child_id = shop.shelf.edit(1, args=["5"]).child_id
+                break
+            except RuntimeError:
+                pass
+        assert [one.entry_id for one in shop.shelf.list(actor="charge")] == [1]
+        assert (shop.picture(parent_id).state, shop.picture(parent_id).replaced_by) == ("parked", None)
+        assert shop.lattice.queues.depth("shop").waiting == 0
+
+    assert number > 6
+    assert (shop.picture(parent_id).replaced_by, shop.body(parent_id)) == (child_id, before)
