@@ -1,11 +1,15 @@
 """Many dead letters at once, made without running their tasks, that the tests of bulk work share."""
 
+import threading
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from lattice_tasks import Lattice, clock
 from lattice_tasks.dead_letters.entry import DeadLetter
 from lattice_tasks.dead_letters.parking import ShelfSpec, park
 from lattice_tasks.store.engine import Statement
+from tests.working import Gate
 
 _PAGE = 5_000
 _SUBMITTED = Statement(
@@ -18,6 +22,55 @@ _PARKED = Statement(
     """update lattice_invocation set state = 2, finished_at = submitted_at, attempt = 1, reason = 'unknown',
            entry_id = seq - %s where queue_id = %s"""
 )
+
+
+class Runs:
+    """A task that says which numbers ran, how often, and fails for those that are ill."""
+
+    def __init__(self, lattice: Lattice, queue: str = "q") -> None:
+        self.ran: Counter[int] = Counter()
+        self.order: list[int] = []
+        self.is_ill: Callable[[int], bool] = lambda number: False
+        self.gate: Gate | None = None
+        self._lock = threading.Lock()
+
+        @lattice.task(queue=queue, max_retries=0, name=f"task_{queue}")
+        def run(number: int) -> int:
+            with self._lock:
+                self.ran[number] += 1
+                self.order.append(number)
+            if self.gate is not None:
+                self.gate.pass_through()
+            if self.is_ill(number):
+                raise ValueError(f"ill {number}")
+            return number
+
+        self.task = run
+        lattice.queues.add(queue)
+
+
+def in_background(call: Callable[[], Any]) -> Callable[[], Any]:
+    """Begin the call in a thread; the answer waits for its end, and raises what it raised."""
+    answer: list[Any] = []
+
+    def run() -> None:
+        try:
+            answer.append((call(), None))
+        except BaseException as error:
+            answer.append((None, error))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+
+    def ended() -> Any:
+        thread.join(30)
+        assert not thread.is_alive(), "it did not end"
+        value, error = answer[0]
+        if error is not None:
+            raise error
+        return value
+
+    return ended
 
 
 def group_name(number: int) -> str:
