@@ -231,6 +231,8 @@ def _target(desk: Desk, queue: str | None, text: str) -> Target:
     except TaskNotFound:
         return Target(queue, None, detail=f"no dead letter and no task {text}")
     if task.entry_id is None or (queue is not None and task.queue != queue):
+        if task.replaced_by is not None:
+            return Target(queue, None, task.id, f"task {task.id} was edited: {task.replaced_by} took its place")
         where = f" of queue {queue}" if queue else ""
         return Target(
             queue, None, task.id, f"task {task.id} is {task.state} in queue {task.queue}; not on the shelf{where}"

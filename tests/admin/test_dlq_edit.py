@@ -104,6 +104,8 @@ def test_an_edit_shows_what_changes_asks_and_replaces(cli: CommandLine, app: App
     assert (child["state"], child["args"], child["kwargs"]) == ("waiting", [5], {"text": "ok"})
     assert child["replay_of"] == task_id
     assert cli.json("dlq", "count") == {"count": 0}
+    gone = cli("dlq", "show", task_id)
+    assert (gone.code, gone.err) == (3, f"error: task {task_id} was edited: {child['id']} took its place\n")
     app.work()
     assert cli.json("dlq", "show", child["id"])["replay_of"] == task_id
     (record,) = cli.json("audit", "list", "--verb", "dlq edit")
