@@ -207,20 +207,29 @@ _OUTS = Statement(
            and l.entry_id = coalesce(t.to_entry_id, t.entry_id)
        where t.plan_id = %s and t.state = 1"""
 )
+# Each item by its whole key (lateral), and the row by its place: before the first ANALYZE Postgres takes a plan for one row,
+# and would compare every waiting item with every one that is given. Who wrote the row meanwhile has moved it: nothing is done.
 _SEND = Statement(
     postgres="""update lattice_plan_item t set state = g.state, stage = %s, detail = g.detail, to_queue_id = g.to_queue,
             to_entry_id = g.to_entry, ended_at = case when g.state <> 1 then {now} end
-        from unnest(%s::bigint[], %s::bigint[], %s::smallint[], %s::text[], %s::bigint[], %s::bigint[])
-            as g (queue_id, entry_id, state, detail, to_queue, to_entry)
-        where t.plan_id = %s and t.queue_id = g.queue_id and t.entry_id = g.entry_id and t.state = 0""",
+        from (select r.place, r.before, u.state, u.detail, u.to_queue, u.to_entry
+            from unnest(%s::bigint[], %s::bigint[], %s::smallint[], %s::text[], %s::bigint[], %s::bigint[])
+                as u (wanted_queue, wanted_entry, state, detail, to_queue, to_entry)
+            cross join lateral (select ctid as place, state as before from lattice_plan_item
+                where plan_id = %s and queue_id = wanted_queue and entry_id = wanted_entry limit 1) r) g
+        where t.ctid = g.place and g.before = 0""",
     sqlite="""update lattice_plan_item set state = %s, stage = %s, detail = %s, to_queue_id = %s, to_entry_id = %s,
             ended_at = case when %s <> 1 then {now} end
         where plan_id = %s and queue_id = %s and entry_id = %s and state = 0""",
 )
 _SETTLE = Statement(
     postgres="""update lattice_plan_item t set state = g.state, detail = g.detail, ended_at = {now}
-        from unnest(%s::bigint[], %s::bigint[], %s::smallint[], %s::text[]) as g (queue_id, entry_id, state, detail)
-        where t.plan_id = %s and t.queue_id = g.queue_id and t.entry_id = g.entry_id and t.state = 1""",
+        from (select r.place, r.before, u.state, u.detail
+            from unnest(%s::bigint[], %s::bigint[], %s::smallint[], %s::text[])
+                as u (wanted_queue, wanted_entry, state, detail)
+            cross join lateral (select ctid as place, state as before from lattice_plan_item
+                where plan_id = %s and queue_id = wanted_queue and entry_id = wanted_entry limit 1) r) g
+        where t.ctid = g.place and g.before = 1""",
     sqlite="""update lattice_plan_item set state = %s, detail = %s, ended_at = {now}
         where plan_id = %s and queue_id = %s and entry_id = %s and state = 1""",
 )
