@@ -8,11 +8,33 @@ import click
 import pytest
 
 from lattice_tasks.admin.entry import root
+from tests.working import change
 
 from .conftest import App, CommandLine
 from .test_queues import worker
 
 Scene = Callable[[CommandLine, App], list[str]]
+
+
+def planned(app: App, state: str = "planned") -> str:
+    """A plan to discard two letters, as somebody who applies it would leave it; the library records nothing."""
+    app.park(2, text="a secret")
+    name = app.lattice.plans.make(verb="discard").id
+    if state != "planned":
+        change(app.lattice, "update lattice_plan set state = %s, owner = 'ann', beat_at = created_at", state)
+    return name
+
+
+def binned(app: App) -> str:
+    (task_id,) = app.park(text="a secret")
+    app.lattice.dead_letters("sums").discard(1)
+    return task_id
+
+
+def redirected(app: App) -> int:
+    app.lattice.queues.add("others")
+    return app.lattice.redirects.add(from_queue="sums", to_queue="others").id
+
 
 #: Every verb that changes something, and a scene in which it does: the arguments to give it then.
 CHANGING: dict[str, Scene] = {
@@ -25,6 +47,13 @@ CHANGING: dict[str, Scene] = {
     "dlq replay": lambda cli, app: app.park(2, text="a secret"),
     "dlq mark": lambda cli, app: [app.park(2, text="a secret") and app.group(), "--state", "known"],
     "dlq edit": lambda cli, app: [app.park(2, text="a secret")[1], "--set", 'kwargs.text="a secret, too"'],
+    "dlq apply": lambda cli, app: [planned(app)],
+    "dlq pause": lambda cli, app: [planned(app, "running")],
+    "dlq resume": lambda cli, app: [planned(app, "paused")],
+    "dlq restore": lambda cli, app: [binned(app)],
+    "dlq retention": lambda cli, app: ["sums", "--after", "90d"],
+    "dlq redirects add": lambda cli, app: ["--from-queue", "sums", "--to-queue", "others"],
+    "dlq redirects remove": lambda cli, app: [str(redirected(app))],
     "workers drain": lambda cli, app: [str(worker(app))],
     "db prune": lambda cli, app: [],
 }
@@ -33,6 +62,7 @@ MAKING = {"db migrate"}
 READ_ONLY = {
     "queues list", "queues show", "queues depth", "tasks list", "tasks show", "tasks why", "tasks wait",
     "dlq list", "dlq count", "dlq show", "dlq groups", "dlq group", "workers list", "audit list", "audit verify", "db check",
+    "dlq plan", "dlq plans", "dlq plan-show", "dlq report", "dlq export", "dlq bin", "dlq redirects list",
     "fifo list", "fifo count", "fifo peek", "trees list", "trees scan", "trees get",
     "worker", "dev", "doctor", "health", "completion", "version",
 }  # fmt: skip
@@ -67,6 +97,8 @@ def test_every_verb_is_known_to_change_something_or_not() -> None:
 def test_a_changing_verb_is_recorded(cli: CommandLine, app: App, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """I13: every change has an actor; who, when, which verb, on what, and why. Never what a task was given."""
     app.lattice.queues.add("sums")
+    if verb == "dlq redirects add":
+        app.lattice.queues.add("others")
     arguments = CHANGING[verb](cli, app)
     monkeypatch.setenv("LATTICE_OPERATOR", "ann")
     tried = cli(*verb.split(), *arguments, "--yes", "--dry-run")
@@ -79,7 +111,7 @@ def test_a_changing_verb_is_recorded(cli: CommandLine, app: App, verb: str, monk
     assert [record["phase"] for record in written] in (["done"], ["ended", "begun"])
     assert {(record["verb"], record["who"], record["reason"]) for record in written} == {(verb, "ann", "because")}
     assert all(record["target"] for record in written)
-    assert written[0]["after"] != {}
+    assert (written[0]["before"], written[0]["after"]) != ({}, {})
     assert "a secret" not in str(written)
     assert cli("audit", "verify").code == 0
 
