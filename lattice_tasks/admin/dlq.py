@@ -93,7 +93,7 @@ def discard(
     narrowed: Narrowed,
     change: Change,
 ) -> None:
-    """Throw dead letters away for good; their tasks end as discarded."""
+    """Give dead letters up: their tasks end as discarded. `dlq restore` brings them back for some days."""
     targets = letters.wanted(desk, queue, ids, is_all, narrowed)
     if not targets:
         desk.screen.many([], letters.FIELDS, letters.COLUMNS, "dead letters")
