@@ -116,6 +116,27 @@ def test_operators_who_are_quicker_than_a_plan_win_and_it_says_so(lattice: Latti
     assert runs.ran == {1: 1, 2: 1}
 
 
+def test_a_letter_that_failed_again_meanwhile_is_another_failure(lattice: Lattice, monkeypatch: Any) -> None:
+    """Between the look at the plan and its part it was replayed and parked again: not the letter that was meant."""
+    runs = Runs(lattice)
+    parked(lattice, runs.task, "q", 2)
+    plan, looked = lattice.plans.make(), plan_rows.changed
+
+    def look_then_age(*given: Any) -> Any:
+        found = looked(*given)
+        change(lattice, "update lattice_plan_item set parked_at = parked_at - 1 where entry_id = 1")
+        return found
+
+    monkeypatch.setattr(plan_rows, "changed", look_then_age)
+    with working(lattice):
+        ended = lattice.plans.apply(plan.id, canary=())
+
+    assert (ended.done, ended.skipped) == (1, 1)
+    details = {item.entry_id: item.detail for item in lattice.plans.items(plan.id)}
+    assert details == {1: "dead letter 1 was parked again since", 2: None}
+    assert runs.ran == {1: 1}
+
+
 def test_the_same_key_submitted_anew_while_it_is_replayed_is_the_replay(lattice: Lattice) -> None:
     """A key names one invocation, whatever becomes of it: the submit is told which."""
     runs = Runs(lattice)

@@ -1,8 +1,10 @@
 """A plan whose applier is killed, interrupted, or both: it is applied again until it ends, and each letter is replayed once."""
 
 import json
+import random
 import signal
 import sys
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -65,6 +67,7 @@ def test_each_letter_is_settled_once_however_often_its_applier_is_killed(anywher
     for kill in range(3):
         process = bulk.apply()
         bulk.under_way(process, beyond=kill * 30 + 5)
+        threading.Event().wait(random.uniform(0, 0.2))  # progress shows when a part has committed: not just then
         bulk.life.kill(process.pid)
         process.wait()
         assert bulk.now.waiting > 0, "the kill came too late"
