@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from lattice_tasks import clock
+from lattice_tasks.dead_letters.parking import REFUSE
 from lattice_tasks.errors import InvalidInput, QueueNotFound, TaskNotFound
 from lattice_tasks.queues.record import Depth, shelf_tree
 from lattice_tasks.store import pictures
@@ -88,7 +89,10 @@ class TaskDetail:
 
 @dataclass(frozen=True, slots=True)
 class QueuePicture:
-    """One queue, its depth, when its longest-waiting task was submitted, and how many live workers serve it."""
+    """One queue, its depth, when its longest-waiting task was submitted, and how many live workers serve it.
+
+    `is_stalled`: its shelf is full and refuses, so that nothing but replays is handed out.
+    """
 
     id: int
     name: str
@@ -102,6 +106,10 @@ class QueuePicture:
     dlq_on_full: str
     created_at: datetime
     updated_at: datetime
+
+    @property
+    def is_stalled(self) -> bool:
+        return self.dlq_on_full == REFUSE and self.depth.held > 0
 
 
 @dataclass(frozen=True, slots=True)

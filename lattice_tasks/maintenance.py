@@ -114,8 +114,13 @@ class Maintenance:
             name, capacity, on_full = row
             keeps = self._settings.dlq_restore_days > 0
             shelf = ShelfSpec(queue_id, capacity or self._settings.shelf_capacity, on_full, keeps)
-            for event, fields in park_held(session, name, shelf, _HELD_PAGE):
+            events = park_held(session, name, shelf, _HELD_PAGE)
+            for event, fields in events:
                 self._telemetry.emit(event, **fields)
+            if events:
+                self._wake([queue_id])
+            if len(events) >= _HELD_PAGE:
+                self._hasten("held")
 
     def _prune(self, session: Session) -> None:
         """One page at a time; a page that was full is followed by the next one soon."""

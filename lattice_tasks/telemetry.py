@@ -30,6 +30,8 @@ class Event:
 
 EVENTS: dict[str, Event] = {
     "queue.created": Event("info", ("queue", "auto"), "a queue came into being; auto: by a first submit"),
+    "queue.stalled": Event("error", ("queue",), "its shelf is full and refuses: nothing of it is handed out"),
+    "queue.unstalled": Event("info", ("queue",), "its shelf took all that was held: it is handed out again"),
     "queue.changed": Event("info", ("queue", "state"), "paused, resumed, …"),
     "task.submitted": Event(None, ("queue", "count"), "invocations accepted and committed"),
     "task.claimed": Event(None, ("queue", "count"), "leases taken"),

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from lattice_tasks import Lattice
-from lattice_tasks.dead_letters.parking import ShelfSpec
+from lattice_tasks.dead_letters.parking import REFUSE, ShelfSpec
 from lattice_tasks.store import workers
 from lattice_tasks.store.turns import Claimed, Turn, Want, promote, turn
 from lattice_tasks.store.workers import WorkerRow
@@ -19,6 +19,7 @@ class Claimer:
         row = WorkerRow(lattice.namespace_id, "host", 7, 8, '["q"]', "[]", "1")
         self.worker_id = workers.register(self.session, row)
         self.batch = 0
+        self.shelf = ShelfSpec(self.queue.id, on_full=self.queue.dlq_on_full)
 
     def turn(
         self,
@@ -28,7 +29,7 @@ class Claimer:
         watch: bool = True,
     ) -> Turn:
         self.batch += 1
-        wants = [Want(self.queue.id, limit, floor)] if limit else []
+        wants = [Want(self.queue.id, limit, floor, self.shelf.on_full == REFUSE)] if limit else []
         watched = [self.queue.id] if watch else []
         return turn(self.session, self.worker_id, self.batch, succeeded, wants, watched)
 
@@ -44,9 +45,8 @@ class Claimer:
     ) -> Settled:
         token = self.batch if batch is None else batch
         named = [Ended(one.seq, token, one.id, one.actor, outcome) for one, outcome in ended]
-        shelf = ShelfSpec(self.queue.id)
         me = self.worker_id if worker_id is None else worker_id
-        return settle(self.session, me, "host:7", "1", named, lambda queue_id: (self.queue.name, shelf))
+        return settle(self.session, me, "host:7", "1", named, lambda queue_id: (self.queue.name, self.shelf))
 
     def promote(self, limit: int = 100) -> list[int]:
         return promote(self.session, [self.queue.id], limit)

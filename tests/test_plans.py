@@ -62,6 +62,7 @@ def live(lattice: Lattice) -> None:
     claimed = claimer.claim(6)
     claimer.turn([(claimed[0].seq, claimer.batch, None)], limit=1)
     claimer.turn([(claimed[1].seq, 1, None)], watch=False)
+    turns.turn(claimer.session, claimer.worker_id, 99, (), [turns.Want(claimer.queue.id + 1, 5, 0, refuses=True)], ())
     for one, kind in zip(claimed[2:], (Kind.RETRY, Kind.PARK, Kind.RELEASE, Kind.SUCCEED), strict=True):
         claimer.settle((one, outcome(kind)), batch=1)
     claimer.promote(10)

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from lattice_tasks import clock, insights
+from lattice_tasks.dead_letters.parking import REFUSE
 from lattice_tasks.insights import QueuePicture, StoreHealth, WorkerPicture
 from lattice_tasks.masking import masked
 from lattice_tasks.settings import Settings
@@ -103,13 +104,20 @@ def about_queues(queues: Sequence[QueuePicture], now_us: int, shelf_capacity: in
                 "start one: lattice-tasks worker APP",
             )
         capacity = queue.dlq_capacity or shelf_capacity
-        if depth.parked >= 0.8 * capacity:
+        mend = f"lattice-tasks dlq list --queue {queue.name}, then replay or discard"
+        full = f"{queue.name} has {depth.parked} dead letters of at most {capacity}"
+        refuses = queue.dlq_on_full == REFUSE
+        if depth.held:
+            stalls = "it is stalled: nothing but replays is handed out" if refuses else "all of them are being replayed"
             yield Finding(
-                "shelf_nearly_full",
+                "queue_stalled" if refuses else "tasks_held",
                 WARNING,
-                f"{queue.name} has {depth.parked} dead letters of at most {capacity}; then the oldest is lost",
-                f"lattice-tasks dlq list --queue {queue.name}, then replay or discard",
+                f"{full} and {_count(depth.held, 'held task')} that found no place; {stalls}",
+                mend,
             )
+        elif depth.parked >= 0.8 * capacity:
+            end = "then it stalls" if refuses else "then the oldest is lost"
+            yield Finding("shelf_nearly_full", WARNING, f"{full}; {end}", mend)
         elif depth.parked:
             look = f"lattice-tasks dlq list --queue {queue.name}"
             yield Finding("dead_letters", INFO, f"{queue.name} has {_count(depth.parked, 'dead letter')}", look)

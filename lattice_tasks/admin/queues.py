@@ -11,6 +11,7 @@ from lattice_tasks import insights
 from lattice_tasks.admin.desk import Desk, pass_desk
 from lattice_tasks.admin.options import Change, Noun, When, changing
 from lattice_tasks.clock import us_of
+from lattice_tasks.dead_letters.parking import EVICT, ON_FULL
 from lattice_tasks.insights import QueuePicture
 from lattice_tasks.queues.record import QueueRecord
 
@@ -18,7 +19,7 @@ __all__ = ["queues"]
 
 _FIELDS = (
     "name", "kind", "state", "waiting", "scheduled", "running", "parked", "held", "oldest_waiting_at", "workers",
-    "retention_ms", "dlq_capacity", "dlq_on_full", "created_at", "updated_at", "id", "namespace",
+    "is_stalled", "retention_ms", "dlq_capacity", "dlq_on_full", "created_at", "updated_at", "id", "namespace",
 )  # fmt: skip
 _COLUMNS = (
     "name", "kind", "state", "waiting", "scheduled", "running", "parked", "held", "workers", "oldest_waiting_at",
@@ -34,14 +35,31 @@ def queues() -> None:
 @click.argument("name")
 @click.option("--kind", default="fifo", show_default=True, metavar="KIND", help="In which order tasks are handed out.")
 @click.option("--retention", type=When(), metavar="SPAN", help="How long finished tasks are kept, such as 7d.")
-@click.option("--dlq-capacity", type=int, metavar="N", help="Dead letters kept before the oldest is evicted.")
+@click.option("--dlq-capacity", type=int, metavar="N", help="Dead letters kept.")
+@click.option(
+    "--dlq-on-full",
+    type=click.Choice(ON_FULL),
+    default=EVICT,
+    show_default=True,
+    help="Beyond them the oldest is evicted; or none is taken, and the queue stalls until there is room.",
+)
 @changing
 @pass_desk
 def add(
-    desk: Desk, name: str, kind: str, retention: timedelta | None, dlq_capacity: int | None, change: Change
+    desk: Desk,
+    name: str,
+    kind: str,
+    retention: timedelta | None,
+    dlq_capacity: int | None,
+    dlq_on_full: str,
+    change: Change,
 ) -> None:
     """Create the queue NAME. (A first submit creates its queue, too.)"""
-    fields: dict[str, Any] = {"kind": kind.replace("-", "_"), "dlq_capacity": dlq_capacity}
+    fields: dict[str, Any] = {
+        "kind": kind.replace("-", "_"),
+        "dlq_capacity": dlq_capacity,
+        "dlq_on_full": dlq_on_full,
+    }
     if retention is not None:
         if not isinstance(retention, timedelta):
             raise click.BadParameter("a span is needed here, such as 7d", param_hint="--retention")
@@ -123,5 +141,6 @@ def _show(desk: Desk, name: str) -> None:
 
 
 def _record(desk: Desk, queue: QueuePicture) -> Mapping[str, Any]:
-    flat = {**asdict(queue), **asdict(queue.depth), "namespace": desk.lattice.settings.namespace}
+    own = {"namespace": desk.lattice.settings.namespace, "is_stalled": queue.is_stalled}
+    flat = {**asdict(queue), **asdict(queue.depth), **own}
     return {name: flat[name] for name in _FIELDS}

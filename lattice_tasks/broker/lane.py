@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from queue import Empty, Queue
 
 from lattice_tasks.broker.envelope import LatticeMessage
-from lattice_tasks.dead_letters.parking import ShelfSpec
+from lattice_tasks.dead_letters.parking import REFUSE, ShelfSpec
 from lattice_tasks.store.turns import Want
 
 __all__ = ["Lane", "share"]
@@ -64,7 +64,7 @@ class Lane:
     def want(self, limit: int) -> Want:
         """A claim; what wakes this lane from now on is about work that the claim may not see."""
         self.has_more = False
-        return Want(self.queue_id, limit, self.floor)
+        return Want(self.queue_id, limit, self.floor, self.shelf.on_full == REFUSE)
 
     def note(self, want: Want, seqs: Sequence[int], now: float, cost_s: float) -> bool:
         """Remember what a claim brought; whether it was full.

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from lattice_tasks import clock
+from lattice_tasks.dead_letters.parking import ON_FULL
 from lattice_tasks.errors import (
     Conflict,
     InvalidInput,
@@ -103,7 +104,9 @@ class Queues:
 
         Args:
             retention_ms: how long its finished invocations are kept.
-            dlq_capacity: dead letters it keeps before the oldest is evicted, at least 1.
+            dlq_capacity: dead letters it keeps, at least 1.
+            dlq_on_full: `evict`: then the oldest goes; `refuse`: then what fails is `held`, and nothing of the queue is
+                handed out, replays aside, until there is room.
 
         Raises:
             QueueExists: the name is taken; nothing changed.
@@ -194,8 +197,8 @@ class Queues:
     ) -> QueueRecord | None:
         if kind != "fifo":
             raise InvalidInput(f"kind={kind!r} is not known; use fifo")
-        if dlq_on_full != "evict":
-            raise InvalidInput(f"dlq_on_full={dlq_on_full!r} is not known; use evict")
+        if dlq_on_full not in ON_FULL:
+            raise InvalidInput(f"dlq_on_full={dlq_on_full!r:.80} is not known; use {' or '.join(ON_FULL)}")
         _require_within("dlq_capacity", dlq_capacity, 1, 10_000_000)
         _require_within("retention_ms", retention_ms, 0, _MAX_MS)
         # What a submit creates stands whatever its caller does; what somebody adds follows the transaction they are in.

@@ -18,6 +18,7 @@ __all__ = [
     "cancel_reason",
     "count_down",
     "facts_of",
+    "has_held",
     "held_ones",
     "hold",
     "move_parked",
@@ -115,6 +116,7 @@ _HELD = Statement(
         from lattice_held h join lattice_invocation i on i.seq = h.seq where h.queue_id = %s order by h.seq limit %s""",
 )
 _HOLD = Statement("insert into lattice_held (queue_id, seq) values (%s, %s)")
+_ANY_HELD = Statement("select 1 from lattice_held where queue_id = %s limit 1")
 _LET_GO = Statement("delete from lattice_held where queue_id = %s and seq = %s")
 _HELD_QUEUES = Statement("select distinct queue_id from lattice_held order by queue_id")
 _UNHOLD = Statement("update lattice_invocation set state = %s, entry_id = %s where seq = %s")
@@ -219,6 +221,11 @@ def held_ones(session: Session, queue_id: int, limit: int) -> list[Held]:
 def queues_with_held(session: Session) -> list[int]:
     """Ids of the queues that have held invocations."""
     return [queue_id for (queue_id,) in session.fetch(_HELD_QUEUES)]
+
+
+def has_held(session: Session, queue_id: int) -> bool:
+    """Whether the queue has held invocations."""
+    return bool(session.fetch(_ANY_HELD, (queue_id,)))
 
 
 def hold(session: Session, queue_id: int, seq: int) -> None:

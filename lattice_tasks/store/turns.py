@@ -14,11 +14,15 @@ __all__ = ["Claimed", "Turn", "Want", "file_version", "mark_started", "next_due_
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """Claim up to `limit` from a queue, looking from `floor` (a hint: rows below it are not seen this time)."""
+    """Claim up to `limit` from a queue, looking from `floor` (a hint: rows below it are not seen this time).
+
+    `refuses`: its shelf does when it is full, so it may be stalled.
+    """
 
     queue_id: int
     limit: int
     floor: int
+    refuses: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +67,28 @@ _RELAXED = "and (select set_config('synchronous_commit', 'off', true)) = 'off'"
 # whatever the statistics say; each queue seeks from its own floor by (queue_id, seq), the primary key of `ready`.
 _PICKED = """alive as (select id from lattice_worker where id = %s {relaxed} for key share),
     picked as (delete from lattice_ready where ctid = any(array(
-            select r.ctid from unnest(%s::bigint[], %s::int[], %s::bigint[]) as w (queue_id, n, floor)
-            join lattice_queue q on q.id = w.queue_id and q.state in ('active', 'draining')
-            cross join lateral (select ctid from lattice_ready
-                where queue_id = w.queue_id and seq >= w.floor order by seq limit w.n for update skip locked) r))
+            select r.ctid from {wanted}))
         and exists (select 1 from alive)
         returning seq, queue_id, priority, attempt, flags),
     leased as (insert into lattice_lease (worker_id, seq, batch, queue_id, priority, attempt, flags, claimed_at)
         select %s, seq, %s, queue_id, priority, attempt, flags, {now} from picked)"""
+# A queue is stalled while its shelf refuses and something is held. A limit is worked out once, a condition for every row.
+_STALLED = "q.dlq_on_full = 'refuse' and exists (select 1 from lattice_held h where h.queue_id = q.id)"
+_FIRST = f"""unnest(%s::bigint[], %s::int[], %s::bigint[]) as w (queue_id, n, floor)
+            join lattice_queue q on q.id = w.queue_id and q.state in ('active', 'draining')
+            cross join lateral (select ctid from lattice_ready
+                where queue_id = w.queue_id and seq >= w.floor order by seq
+                limit case when {_STALLED} then 0 else w.n end for update skip locked) r"""
+# From a stalled queue only the replays, which may make room. They are found by their pinned letters: a long queue is not
+# walked. In a statement of its own, or every claim would pay a fifth more for it.
+_REPLAYED = """select l.seq from lattice_fifo_pin p
+    join lattice_letter l on l.queue_id = {queue} and l.entry_id = p.entry_id
+    where p.tree_id = (select id from lattice_tree where name = '_lattice_dlq_' || {queue})"""
+_REPLAYS = f"""unnest(%s::bigint[], %s::int[]) as w (queue_id, n)
+            join lattice_queue q on q.id = w.queue_id and q.state in ('active', 'draining') and {_STALLED}
+            cross join lateral (select ctid from lattice_ready
+                where queue_id = w.queue_id and seq = any(array({_REPLAYED.format(queue="w.queue_id")})) order by seq
+                limit w.n for update skip locked) r"""
 _DUE = """(select min(d.due_at) from unnest(%s::bigint[]) as w (queue_id)
     cross join lateral (select due_at from lattice_scheduled where queue_id = w.queue_id
         order by due_at limit 1) d)"""
@@ -80,12 +98,24 @@ _HEAD = """select exists (select 1 from alive), {due}, {now}, {gone}, p.seq, p.q
 _GONE_SEQS = "array(select seq from gone)"
 
 _SETTLE_AND_CLAIM = Statement(
-    f"with {_GONE}, {_PICKED} {_HEAD}".replace("{relaxed}", "").replace("{due}", _DUE).replace("{gone}", _GONE_SEQS)
-)
+    f"with {_GONE}, {_PICKED} {_HEAD}"
+    .replace("{relaxed}", "")
+    .replace("{wanted}", _FIRST)
+    .replace("{due}", _DUE)
+    .replace("{gone}", _GONE_SEQS)
+)  # fmt: skip
 _CLAIM = Statement(
     f"with {_PICKED} {_HEAD}"
     .replace("{relaxed}", _RELAXED)
+    .replace("{wanted}", _FIRST)
     .replace("{due}", _DUE)
+    .replace("{gone}", "null::bigint[]")
+)  # fmt: skip
+_CLAIM_REPLAYS = Statement(
+    f"with {_PICKED} {_HEAD}"
+    .replace("{relaxed}", _RELAXED)
+    .replace("{wanted}", _REPLAYS)
+    .replace("{due}", "null::bigint")
     .replace("{gone}", "null::bigint[]")
 )  # fmt: skip
 _SETTLE = Statement(f"with {_GONE} select {_GONE_SEQS}")
@@ -95,15 +125,25 @@ _LITE_ALIVE = Statement("select 1 from lattice_worker where id = %s")
 _LITE_GONE = Statement("delete from lattice_lease where worker_id = %s and seq = %s and batch = %s returning seq")
 _LITE_FINAL = Statement("update lattice_invocation set state = 1, finished_at = {now}, result = %s where seq = %s")
 _LITE_LAST = Statement(
-    """select max(seq) from (select r.seq from lattice_ready r join lattice_queue q
-           on q.id = r.queue_id and q.state in ('active', 'draining')
+    f"""select max(seq) from (select r.seq from lattice_ready r join lattice_queue q
+           on q.id = r.queue_id and q.state in ('active', 'draining') and not ({_STALLED})
        where r.queue_id = %s order by r.seq limit %s)"""
+)
+_LITE_REPLAYS = Statement(
+    f"""select r.seq from lattice_queue q cross join ({_REPLAYED.format(queue="%s")}) l
+        join lattice_ready r on r.queue_id = q.id and r.seq = l.seq
+        where q.id = %s and q.state in ('active', 'draining') and {_STALLED} order by r.seq limit %s"""
 )
 _LITE_LEASE = Statement(
     """insert into lattice_lease (worker_id, seq, batch, queue_id, priority, attempt, flags, claimed_at)
        select %s, seq, %s, queue_id, priority, attempt, flags, {now} from lattice_ready where queue_id = %s and seq <= %s"""
 )
 _LITE_TAKE = Statement("delete from lattice_ready where queue_id = %s and seq <= %s")
+_LITE_LEASE_ONE = Statement(
+    """insert into lattice_lease (worker_id, seq, batch, queue_id, priority, attempt, flags, claimed_at)
+       select %s, seq, %s, queue_id, priority, attempt, flags, {now} from lattice_ready where queue_id = %s and seq = %s"""
+)
+_LITE_TAKE_ONE = Statement("delete from lattice_ready where queue_id = %s and seq = %s")
 _LITE_ROWS = Statement(
     """select l.seq, l.queue_id, l.priority, l.attempt, l.flags, i.id, i.actor, i.body, i.submitted_at, i.deadline_at,
            i.unknown_since
@@ -170,8 +210,22 @@ def turn(
         rows = session.fetch(_CLAIM, claiming)
     is_alive, due_at, now_us, gone = rows[0][:4]
     claimed = [Claimed(*row[4:]) for row in rows if row[4] is not None]
+    claimed += _replays(session, worker_id, batch, wants, claimed)
     due_us = None if due_at is None else due_at - now_us
     return Turn(claimed, _refused(succeeded, gone or ()), is_alive, due_us, now_us)
+
+
+def _replays(
+    session: Session, worker_id: int, batch: int, wants: Sequence[Want], claimed: Sequence[Claimed]
+) -> list[Claimed]:
+    """What is replayed in those of these queues that are stalled."""
+    brought = {one.queue_id for one in claimed}
+    empty = [want for want in wants if want.refuses and want.queue_id not in brought]
+    if not empty:
+        return []
+    limits = [want.limit for want in empty]
+    rows = session.fetch(_CLAIM_REPLAYS, (worker_id, [want.queue_id for want in empty], limits, worker_id, batch))
+    return [Claimed(*row[4:]) for row in rows if row[4] is not None]
 
 
 def promote(session: Session, queue_ids: Sequence[int], limit: int) -> list[int]:
@@ -222,13 +276,25 @@ def _lite_turn(
     claimed: list[Claimed] = []
     for want in wants if is_alive else ():
         last = session.fetch(_LITE_LAST, (want.queue_id, want.limit))[0][0]
-        if last is None:
-            continue
-        session.execute(_LITE_LEASE, (worker_id, batch, want.queue_id, last))
-        session.execute(_LITE_TAKE, (want.queue_id, last))
+        if last is not None:
+            session.execute(_LITE_LEASE, (worker_id, batch, want.queue_id, last))
+            session.execute(_LITE_TAKE, (want.queue_id, last))
+        else:
+            last = _lite_replays(session, worker_id, batch, want) if want.refuses else 0
+            if not last:
+                continue
         claimed += [Claimed(*row) for row in session.fetch(_LITE_ROWS, (worker_id, want.queue_id, last, batch))]
     now_us = session.fetch(_NOW)[0][0]
     return Turn(claimed, _refused(succeeded, gone), is_alive, next_due_us(session, watched, now_us), now_us)
+
+
+def _lite_replays(session: Session, worker_id: int, batch: int, want: Want) -> int:
+    """Take what is replayed in a queue that is stalled; the last of it, 0 when there is none."""
+    found = session.fetch(_LITE_REPLAYS, (want.queue_id, want.queue_id, want.queue_id, want.limit))
+    for (seq,) in found:
+        session.execute(_LITE_LEASE_ONE, (worker_id, batch, want.queue_id, seq))
+        session.execute(_LITE_TAKE_ONE, (want.queue_id, seq))
+    return found[-1][0] if found else 0
 
 
 def _refused(succeeded: Sequence[tuple[int, int, bytes | None]], gone: Sequence[int]) -> list[int]:

@@ -12,7 +12,7 @@ from typing import Any
 from lattice_tasks import clock
 from lattice_tasks.audit import record_evictions
 from lattice_tasks.dead_letters.entry import REPLAY_FAILED, DeadLetter, Life
-from lattice_tasks.dead_letters.parking import REFUSE, ShelfSpec, fail_replays, finish_replays, park
+from lattice_tasks.dead_letters.parking import REFUSE, Parking, ShelfSpec, fail_replays, finish_replays, park
 from lattice_tasks.store import settles as moves
 from lattice_tasks.store.engine import Session
 from lattice_tasks.store.settles import Facts, Taken
@@ -251,7 +251,11 @@ def _park(
 ) -> None:
     queue, shelf = batch.shelf_of(queue_id)
     letters = [_letter(batch, queue, one, taken[one.seq], facts[one.seq]) for one in ended]
-    parking = park(batch.session, shelf, letters)
+    # On a shelf that refuses, what is held already has the next places.
+    is_stalled = shelf.on_full == REFUSE and moves.has_held(batch.session, queue_id)
+    parking = Parking((None,) * len(letters), ()) if is_stalled else park(batch.session, shelf, letters)
+    if shelf.on_full == REFUSE and not is_stalled and None in parking.entry_ids:
+        batch.events.append(("queue.stalled", {"queue": queue}))
     for gone in parking.evicted:
         fields = {"shelf": queue, "entry_id": gone.entry_id, "task_id": gone.task_id, "reason": gone.reason}
         batch.events.append(("dead_letter.evicted", fields))
@@ -312,6 +316,8 @@ def park_held(session: Session, queue: str, shelf: ShelfSpec, limit: int) -> lis
                 moves.unhold(session, shelf.queue_id, letter.seq, step(State.HELD, "park").code, entry_id)
                 fields = {"shelf": queue, "entry_id": entry_id, "task_id": letter.task_id, "reason": letter.reason}
                 events.append(("dead_letter.enqueued", fields))
+        if events and shelf.on_full == REFUSE and not moves.has_held(session, shelf.queue_id):
+            events.append(("queue.unstalled", {"queue": queue}))
     return events
 
 

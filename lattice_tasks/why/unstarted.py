@@ -21,7 +21,7 @@ def waiting(scene: Scene) -> Iterator[Reason]:
             "lost", "it is open, but neither waits, sleeps nor runs: it will never run", todo=f"{PROGRAM} db check"
         )
         return
-    blocking = [*_closed(scene), *_late(scene), *_unserved(scene), *_crowded(scene)]
+    blocking = [*_closed(scene), *_stalled(scene), *_late(scene), *_unserved(scene), *_crowded(scene)]
     if not blocking:
         poll_s = scene.settings.poll_ms / 1_000
         text = f"nothing keeps it: a worker takes it next, within {poll_s:g} s even when its wake-up was lost"
@@ -40,6 +40,7 @@ def scheduled(scene: Scene) -> Iterator[Reason]:
         text = f"it has been due since {at(due_at)}; a worker of the queue moves it on when it looks next"
         yield Reason("due", text, {"due_at": due_at})
     yield from _closed(scene)
+    yield from _stalled(scene)
     yield from _late(scene)
     yield from _unserved(scene)
     yield from _marked(scene)
@@ -69,6 +70,15 @@ def _closed(scene: Scene) -> Iterator[Reason]:
         text = f"queue {queue.name} is {queue.state} since {at(queue.updated_at)}: nothing of it is handed out"
         facts = {"queue": queue.name, "state": queue.state, "since": queue.updated_at}
         yield Reason(f"queue_{queue.state}", text, facts, f"{PROGRAM} queues resume {shlex.quote(queue.name)}")
+
+
+def _stalled(scene: Scene) -> Iterator[Reason]:
+    queue = scene.queue
+    if queue.is_stalled and not scene.task.is_replay:
+        text = f"queue {queue.name} is stalled: its shelf is full with {queue.depth.parked} dead letters and refuses more, "
+        text += f"{queue.depth.held} are held; nothing but replays is handed out until there is room"
+        facts = {"queue": queue.name, "parked": queue.depth.parked, "held": queue.depth.held}
+        yield Reason("queue_stalled", text, facts, f"{PROGRAM} dlq list --queue {shlex.quote(queue.name)}")
 
 
 def _late(scene: Scene) -> Iterator[Reason]:
