@@ -13,9 +13,9 @@ import msgspec
 
 from lattice_tasks.admin.desk import PARTLY, Desk, pass_desk
 from lattice_tasks.admin.filters import Narrowed, narrowing
-from lattice_tasks.admin.options import Change, Verb, changing
+from lattice_tasks.admin.options import Change, OneOf, Verb, changing
 from lattice_tasks.admin.rates import Rates, Share, Sizes, Speed
-from lattice_tasks.dead_letters.plan import DISCARD, FINISHED, REPLAY, STOPPED, VERBS, Group, Plan, PlanItem
+from lattice_tasks.dead_letters.plan import DISCARD, FINISHED, OUTCOMES, REPLAY, STOPPED, VERBS, Group, Plan, PlanItem
 from lattice_tasks.tasks.plans import CANARY, CONCURRENCY, STOP_AT
 
 __all__ = ["PLAN_COMMANDS"]
@@ -89,22 +89,24 @@ def plan_show(desk: Desk, name: str) -> None:
 
 @click.command(cls=Verb)
 @click.argument("name", metavar="PLAN")
-@click.option("--only", metavar="OUTCOME", help="Only: waiting, replaying, done, failed-again, skipped.")
+@click.option(
+    "--only", type=OneOf(tuple(OUTCOMES.values())), metavar="OUTCOME",
+    help="Only: waiting, replaying, done, failed-again, skipped.",
+)  # fmt: skip
 @pass_desk
 def report(desk: Desk, name: str, only: str | None) -> None:
     """What has become of each letter of a plan; as a table, how many of each outcome and those that went wrong.
 
     With -o jsonl, json or csv: one record for each letter.
     """
-    wanted = only.replace("-", "_") if only else None
-    items = (one for one in desk.lattice.plans.items(name) if wanted is None or one.outcome == wanted)
+    items = (one for one in desk.lattice.plans.items(name) if only is None or one.outcome == only)
     if desk.screen.form != "table":
         desk.screen.stream((_item(one) for one in items), _ITEM_FIELDS)
         return
     found = desk.lattice.plans.get(name)
     desk.read_clock()
     desk.screen.one({field: value for field, value in _record(found).items() if field in _SUMMARY})
-    shown = [_item(one) for one, _ in zip(_of_interest(items, wanted), range(_MOST_ROWS), strict=False)]
+    shown = [_item(one) for one, _ in zip(_of_interest(items, only), range(_MOST_ROWS), strict=False)]
     if shown:
         desk.screen.script("\n")
         desk.screen.many(shown, _ITEM_FIELDS, ("entry_id", "queue", "outcome", "detail"), "letters")

@@ -89,6 +89,7 @@ def test_a_plan_out_of_date_is_refused_with_exit_code_4(cli: CommandLine, app: A
     [
         (("apply", "nope", "--yes"), 3),
         (("report", "nope"), 3),
+        (("report", "nope", "--only", "bogus"), 2),
         (("pause", "nope"), 3),
         (("plan", "--queue", "nope"), 3),
         (("plan", "--verb", "burn"), 2),
