@@ -2,13 +2,19 @@
 
 import threading
 from collections.abc import Iterator
+from dataclasses import fields
 from datetime import timedelta
+from inspect import signature
 from typing import Any
 
 import pytest
 
 from lattice_tasks import Lattice
+from lattice_tasks.admin.queues import queues
 from lattice_tasks.errors import Conflict, QueueClosed, QueueExists, QueueNotFound
+from lattice_tasks.insights import QueuePicture
+from lattice_tasks.queues.record import QueueRecord, Queues
+from lattice_tasks.settings import Settings
 from lattice_tasks.tasks.settle import Kind
 from tests.claimers import Claimer, outcome
 from tests.working import change, done, heard, opened, rows, states, stored, until, until_state, working
@@ -200,6 +206,23 @@ def test_a_queue_that_takes_nothing_refuses_within_a_second(lattice: Lattice) ->
     with pytest.raises(Conflict):
         lattice.queues.pause("q")
     assert stored(lattice) == 1
+
+
+def test_nothing_but_the_namespace_comes_before_a_name(lattice: Lattice) -> None:
+    """L-24: neither Python, nor the command line, nor the store knows a prefix of queues."""
+    columns = [field.name for table in (QueueRecord, QueuePicture) for field in fields(table)]
+    calls = (Queues.add, Queues.get, Queues.list, Lattice.__init__, Lattice.task, Lattice.submit)
+    arguments = [name for call in calls for name in signature(call).parameters]
+    options = [name for verb in queues.commands.values() for option in verb.params for name in option.opts]
+    if lattice.engine.dialect == "postgres":
+        asked = "select column_name from information_schema.columns where table_name in ('lattice_queue', 'lattice_invocation')"
+    else:
+        asked = "select name from pragma_table_info('lattice_queue') union select name from pragma_table_info('lattice_invocation')"
+    stored_columns = [name for (name,) in rows(lattice, asked)]
+
+    assert min(map(len, (columns, arguments, options, stored_columns))) > 10
+    names = [*columns, *arguments, *options, *stored_columns, *(field.name for field in fields(Settings))]
+    assert [name for name in names if "prefix" in name] == []
 
 
 def test_depth_counts_each_place(lattice: Lattice) -> None:

@@ -18,7 +18,7 @@ from tests.paths.conftest import Begin
 
 
 def test_a_submitter_killed_between_commit_and_wake_up_has_submitted(anywhere: Begin) -> None:
-    """C01, faults 3: the answer is unknown, the task runs within one poll."""
+    """T-02, C01, faults 3: the answer is unknown, the task runs within one poll, once."""
     life = anywhere(poll_ms=1_000)
     worker = life.worker()
     life.submit("work", "first")
