@@ -7,7 +7,7 @@ import pytest
 from lattice_tasks.errors import InvalidOperation
 from lattice_tasks.tasks.invocation import TRANSITIONS, State, drawing, step
 
-FINISHED = {State.SUCCEEDED, State.CANCELLED, State.EXPIRED, State.DISCARDED}
+FINISHED = {State.SUCCEEDED, State.CANCELLED, State.EXPIRED}
 EVENTS = {event for _, event in TRANSITIONS}
 
 
@@ -19,12 +19,17 @@ def test_states_that_are_finished_never_change() -> None:
             step(state, event)
 
 
+def test_a_discarded_one_comes_back_by_a_restore_alone() -> None:
+    assert [event for before, event in TRANSITIONS if before is State.DISCARDED] == ["restore"]
+    assert step(State.DISCARDED, "restore") is State.PARKED
+
+
 def test_every_state_can_be_reached_and_left_for_an_end() -> None:
     """T-01"""
     reached = {State.NEW}
     for _ in State:
         reached |= {after for (before, _), after in TRANSITIONS.items() if before in reached}
-    leading = set(FINISHED)
+    leading = {*FINISHED, State.DISCARDED}
     for _ in State:
         leading |= {before for (before, _), after in TRANSITIONS.items() if after in leading}
 
