@@ -274,7 +274,7 @@ def test_a_bad_actor_name_is_refused(embedded: Lattice, actor: Any) -> None:
 @pytest.mark.parametrize(
     "options",
     [{"x": object()}, {"x": "\0"}, {"x": "\ud800"}, {"x": {1: 2}}, {"x": float("nan")}, {"x": nested(100)}],
-    ids=repr,
+    ids=["object", "NUL", "surrogate", "number as name", "NaN", "nested"],
 )
 def test_bad_options_of_a_message_are_refused(embedded: Lattice, options: dict[str, Any]) -> None:
     @embedded.task(name=f"take-{uuid4()}")
