@@ -58,6 +58,27 @@ def test_the_digest_stands_for_the_letters(lattice: Lattice) -> None:
     assert runs.ran == {}
 
 
+def test_the_digest_stands_for_what_is_done_to_them(lattice: Lattice) -> None:
+    """An approved replay is no approval of a discard, nor of a replay as another task, of the very same letters."""
+    runs, other = Runs(lattice), Runs(lattice, "other")
+    parked(lattice, runs.task, "q", 2)
+    parked(lattice, other.task, "other", 1)
+
+    made = [
+        lattice.plans.make(queue="q"),
+        lattice.plans.make(queue="q", verb="discard"),
+        lattice.plans.make(queue="q", to_actor="task_other"),
+        lattice.plans.make(queue="q", to_queue="other"),
+        lattice.plans.make(Filter(actor="task_q")),
+    ]
+
+    assert [plan.total for plan in made] == [2] * 5
+    assert len({plan.digest for plan in made}) == 5
+    with pytest.raises(PlanOutdated, match="has the digest"):
+        lattice.plans.apply(made[1].id, digest=made[0].digest)
+    assert lattice.dead_letters("q").count() == 2
+
+
 def test_letters_that_failed_again_and_again_are_left_out(store_url: str) -> None:
     """The poison guard: counted, and taken in only when asked for."""
     with opened(store_url, dlq_poison_replays=2) as lattice:

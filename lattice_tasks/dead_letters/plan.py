@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 import msgspec
 
@@ -114,7 +115,7 @@ class Plan:
         state: planned, running, paused, stopped, finished, or interrupted.
         why: of a plan that stopped or was paused.
         owner: who applies it, `host:pid`; None: nobody.
-        digest: SHA-256, in hexadecimal, over its letters.
+        digest: SHA-256, in hexadecimal, over what shall be done to which letters.
     """
 
     id: str
@@ -155,10 +156,14 @@ class PlanItem:
 
 
 class Digest:
-    """SHA-256 over items that are added in the order of their queue and entry ids."""
+    """SHA-256 over what was asked for, and over items that are added in the order of their queue and entry ids.
 
-    def __init__(self) -> None:
-        self._hash = hashlib.sha256()
+    Args:
+        asked: namespace, verb, filter and target: the same letters under another verb are another plan.
+    """
+
+    def __init__(self, asked: Mapping[str, Any]) -> None:
+        self._hash = hashlib.sha256(msgspec.json.encode(asked, order="sorted") + b"\n")
 
     def add(self, items: Iterable[ItemRow]) -> None:
         """Add a page."""

@@ -1,6 +1,6 @@
 """Freezing a plan: which letters it holds, what they have in common, and the digest that stands for them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lattice_tasks.dead_letters.filters import Filter
@@ -45,9 +45,9 @@ def freeze(
     }
 
 
-def digest_of(session: Session, plan_id: int) -> tuple[str, int]:
-    """Over every item, a page at a time; and how many there are."""
-    digest, after, total = Digest(), (0, 0), 0
+def digest_of(session: Session, plan_id: int, asked: Mapping[str, Any]) -> tuple[str, int]:
+    """Over what was asked for and every item, a page at a time; and how many there are."""
+    digest, after, total = Digest(asked), (0, 0), 0
     while True:
         page = rows.page(session, plan_id, after, _PAGE)
         digest.add(page)

@@ -120,7 +120,8 @@ class Plans:
             plan_id = rows.add(session, namespace_id, name, verb)
             found = freeze(session, plan_id, shelves, chosen or Filter(), below)
             definition = Definition(filter=chosen or Filter(), **asked, **found)
-            digest, total = digest_of(session, plan_id)
+            said = {**asked, "namespace": namespace_id, "verb": verb, "filter": msgspec.to_builtins(definition.filter)}
+            digest, total = digest_of(session, plan_id, said)
             rows.write(session, plan_id, msgspec.json.encode(definition).decode(), digest, total)
         self._telemetry.emit("plan.made", plan=name, verb=verb, count=total, digest=digest)
         return self.get(name)
