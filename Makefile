@@ -15,7 +15,7 @@ demo: .venv/.run ## the main job on real input, without any service
 	@$(BIN)/python -m examples.census
 
 test: .venv/.test ## start the services it needs, run every test
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest --numprocesses 3 --dist loadfile
 
 check: lint test ## format, lint, types, floors, and the tests: what CI runs
 

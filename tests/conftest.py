@@ -5,7 +5,7 @@ A server that cannot be had is a skip at home and a failure when CI is set.
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -93,6 +93,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             for server in ("postgres", "rabbitmq"):
                 if server in fixture:
                     item.add_marker(server)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """What a test printed may hold lone surrogates; the process that gathers the reports can only be sent UTF-8."""
+    report = yield
+    report.sections = [(name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections]
+    return report
 
 
 @contextmanager
