@@ -1,5 +1,6 @@
 """`lattice-tasks dlq plan` and what follows it: bulk work on dead letters that is looked at before it is done."""
 
+import shlex
 import signal
 import threading
 from collections.abc import Iterator, Mapping
@@ -11,6 +12,7 @@ from typing import Any
 import click
 import msgspec
 
+from lattice_tasks import insights
 from lattice_tasks.admin.desk import PARTLY, Desk, pass_desk
 from lattice_tasks.admin.filters import Narrowed, narrowing
 from lattice_tasks.admin.options import Change, OneOf, Verb, changing
@@ -59,8 +61,8 @@ def plan(
         chosen, verb=verb, queue=queue, include_repeat=include_repeat, to_queue=to_queue, to_actor=to_actor
     )
     _show(desk, found)
-    if found.total:
-        desk.screen.note(f"nothing was done yet; {found.verb} these with: lattice-tasks dlq apply {found.id}")
+    desk.screen.note(f"nothing was done yet; {found.verb} these with: lattice-tasks dlq apply {found.id}")
+    _warn_unserved(desk, found)
     if found.made.poisoned:
         desk.screen.note(f"{found.made.poisoned} left out: replayed in vain too often; --include-repeat takes them in")
 
@@ -141,14 +143,16 @@ def apply(desk: Desk, /, name: str, canary: tuple[int, ...], no_canary: bool, ch
     The canary steps go first; when too many replays fail, it stops by itself. Each letter is worked on once per plan,
     whatever happens: interrupt it, kill it, and apply it again.
     """
+    goes_on = how["go_on"] or how["override"]
+    count = desk.lattice.plans.check(name, skip_changed=how["skip_changed"], go_on=goes_on, digest=how["digest"])
     found = desk.lattice.plans.get(name)
-    desk.confirm(change, _question(found))
+    _warn_unserved(desk, found)
+    desk.confirm(change, _question(found, count))
     if change.is_dry:
-        changes = desk.lattice.plans.changes(name)
         _show(desk, found)
-        told = ", ".join(f"{count} {what}" for what, count in changes.items())
+        left = found.waiting - count
         desk.screen.note(
-            f"would {found.verb} {found.waiting} dead letters" + (f"; out of date: {told}" if told else "")
+            f"would {found.verb} {count} dead letters" + (f", and skip {left} that changed" if left else "")
         )
         return
     intended = {"plan": name, "verb": found.verb, "letters": found.waiting, "digest": found.digest}
@@ -199,11 +203,28 @@ def _switch(desk: Desk, name: str, verb: str, change: Change) -> None:
     desk.screen.one({field: value for field, value in _record(after).items() if field in _SUMMARY})
 
 
-def _question(found: Plan) -> str:
+def _warn_unserved(desk: Desk, found: Plan) -> None:
+    """One line when no live worker serves a queue in which letters of the plan would be replayed."""
+    if found.verb != REPLAY:
+        return
+    with desk.session() as (session, namespace_id):
+        router = desk.lattice.redirects.router(session, found.made.to_queue, found.made.to_actor)
+        workers = insights.live_workers(insights.list_workers(session, namespace_id), desk.lattice.settings.lease_ms)
+    served = {queue for worker in workers for queue in worker.queues}
+    idle = sorted({router.queue_of(queue) for queue in found.made.by_queue} - served)
+    if idle:
+        names = ", ".join(idle[:_MOST_GROUPS])
+        desk.screen.note(
+            f"warning: no live worker serves {names}: replays will wait there; start one with "
+            f"`lattice-tasks worker APP --queues {shlex.quote(','.join(idle))}`"
+        )
+
+
+def _question(found: Plan, count: int) -> str:
     queues = found.made.by_queue
     where = f"queue {next(iter(queues))}" if len(queues) == 1 else f"{len(queues)} queues"
     verb = "Discard" if found.verb == DISCARD else "Replay"
-    return f"{verb} {found.waiting:,} dead letters of {where} (plan {found.id})?"
+    return f"{verb} {count:,} dead letters of {where} (plan {found.id})?"
 
 
 @contextmanager
@@ -249,7 +270,9 @@ def _show_end(desk: Desk, ended: Plan) -> None:
     if ended.state != FINISHED:
         desk.fail(INTERRUPTED, f"interrupted; plan {ended.id} is paused, go on with `{again} --yes`")
     if ended.failed_again or ended.skipped:
-        text = f"{ended.failed_again} failed again, {ended.skipped} were skipped; see `lattice-tasks dlq report {ended.id}`"
+        bad = [f"{ended.failed_again} failed again"] if ended.failed_again else []
+        bad += [f"{ended.skipped} {'was' if ended.skipped == 1 else 'were'} skipped"] if ended.skipped else []
+        text = f"{', '.join(bad)}; see `lattice-tasks dlq report {ended.id}`"
         desk.fail(PARTLY, text)
 
 

@@ -7,12 +7,14 @@ from lattice_tasks.dead_letters.filters import Filter
 from lattice_tasks.dead_letters.plan import Digest, grouped
 from lattice_tasks.queues.record import QueueRecord, shelf_tree
 from lattice_tasks.store import plans as rows
+from lattice_tasks.store import words
 from lattice_tasks.store.engine import Session
 
-__all__ = ["digest_of", "freeze"]
+__all__ = ["digest_of", "freeze", "why_nothing"]
 
 _PAGE = 5_000
 _SAMPLES = 3
+_MOST_WORDS, _EVERY_WORD = 10, 100_000
 
 
 def freeze(
@@ -55,3 +57,19 @@ def digest_of(session: Session, plan_id: int, asked: Mapping[str, Any]) -> tuple
         if len(page) < _PAGE:
             return digest.hex(), total
         after = (page[-1].queue_id, page[-1].entry_id)
+
+
+def why_nothing(session: Session, shelves: Sequence[QueueRecord], chosen: Filter, found: Mapping[str, Any]) -> str:
+    """Why a plan holds no letter: what was left out, or which value of the filter no letter has."""
+    parts = []
+    if found["poisoned"]:
+        parts.append(f"{found['poisoned']} left out: replayed in vain too often; --include-repeat takes them in")
+    if found["replaying"]:
+        parts.append(f"{found['replaying']} left out: being replayed")
+    for name in words.NAMED:
+        wanted = chosen.given.get(name)
+        known = {one for shelf in shelves for one in words.values(session, name, shelf.id, _EVERY_WORD)}
+        if wanted is not None and known and wanted not in known:
+            there = ", ".join(sorted(known)[:_MOST_WORDS])
+            parts.append(f"no letter has {name.replace('_', ' ')} {wanted!r:.80}; there are {there}")
+    return "; ".join(["the plan matches no dead letter (total 0), and was not kept", *parts])

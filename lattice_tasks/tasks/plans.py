@@ -30,6 +30,7 @@ from lattice_tasks.dead_letters.plan import (
 )
 from lattice_tasks.errors import (
     Conflict,
+    DeadLetterNotFound,
     InvalidInput,
     InvalidOperation,
     PlanNotFound,
@@ -43,7 +44,7 @@ from lattice_tasks.store import plans as rows
 from lattice_tasks.store.engine import Engine
 from lattice_tasks.store.plans import PlanRow
 from lattice_tasks.tasks.apply import REST, Applier, How, Progress, Work, collect
-from lattice_tasks.tasks.freeze import digest_of, freeze
+from lattice_tasks.tasks.freeze import digest_of, freeze, why_nothing
 from lattice_tasks.tasks.plan_work import Discarding, Replaying
 from lattice_tasks.tasks.replay import Replays
 
@@ -100,6 +101,7 @@ class Plans:
         Raises:
             InvalidInput: an unknown verb, or a discard with a target.
             QueueNotFound: no such queue.
+            DeadLetterNotFound: it matches no letter; nothing is kept.
         """
         if verb not in made.VERBS:
             raise InvalidInput(f"verb {verb!r} is none of {', '.join(made.VERBS)}")
@@ -119,6 +121,8 @@ class Plans:
         with self._engine.session() as session, session.transaction():
             plan_id = rows.add(session, namespace_id, name, verb)
             found = freeze(session, plan_id, shelves, chosen or Filter(), below)
+            if not found["by_queue"]:
+                raise DeadLetterNotFound(why_nothing(session, shelves, chosen or Filter(), found))
             definition = Definition(filter=chosen or Filter(), **asked, **found)
             said = {**asked, "namespace": namespace_id, "verb": verb, "filter": msgspec.to_builtins(definition.filter)}
             digest, total = digest_of(session, plan_id, said)
@@ -169,6 +173,21 @@ class Plans:
         with self._engine.session() as session:
             return {what: count for what, count, _, _ in rows.changed(session, row.id)}
 
+    def check(self, name: str, *, skip_changed: bool = False, go_on: bool = False, digest: str | None = None) -> int:
+        """How many letters `apply` with these would work on; it does nothing.
+
+        Raises:
+            PlanNotFound, PlanOutdated, Conflict: as `apply` would.
+        """
+        row = self._row(name)
+        self._refuse(row, digest, go_on)
+        with self._engine.session() as session:
+            changed = rows.changed(session, row.id)
+            waiting = rows.counts(session, row.id).get(rows.PENDING, 0)
+        if not skip_changed:
+            self._require_unchanged(row, changed)
+        return waiting - sum(count for _, count, _, _ in changed)
+
     def apply(
         self,
         name: str,
@@ -213,7 +232,11 @@ class Plans:
             raise InvalidOperation("a plan is applied in many transactions; not within one of yours")
         row, stopping = self._row(name), stopping or threading.Event()
         self._refuse(row, digest, go_on or override)
-        self._require_unchanged(row, skip_changed)
+        with self._engine.session() as session:
+            if skip_changed:
+                rows.skip_changed(session, row.id)
+            changed = [] if skip_changed else rows.changed(session, row.id)
+        self._require_unchanged(row, changed)
         owner = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex}"
         if not self._claim(row, owner, stopping):
             return self.get(name)
@@ -244,6 +267,10 @@ class Plans:
             Conflict: it is not paused, or nobody applies it any more.
         """
         plan = self.get(name)
+        if plan.state == STOPPED:
+            raise Conflict(
+                f"plan {name} stopped: {plan.why}; nobody applies it, go on with `lattice-tasks dlq apply {name} --continue`"
+            )
         if plan.state == PAUSED and plan.owner is None:
             raise Conflict(f"nobody applies plan {name} any more; go on with `lattice-tasks dlq apply {name}`")
         return self._switch(name, PAUSED, RUNNING, None)
@@ -278,12 +305,7 @@ class Plans:
                 "with --override to stop no more"
             )
 
-    def _require_unchanged(self, row: PlanRow, skip: bool) -> None:
-        with self._engine.session() as session:
-            if skip:
-                rows.skip_changed(session, row.id)
-                return
-            changed = rows.changed(session, row.id)
+    def _require_unchanged(self, row: PlanRow, changed: Sequence[tuple[str, int, int, int]]) -> None:
         if not changed:
             return
         names = self._names()

@@ -6,7 +6,15 @@ import json
 
 import pytest
 
+from lattice_tasks import Lattice, insights
+from tests.working import until
+
 from .conftest import App, CommandLine
+
+
+def lattice_workers(lattice: Lattice) -> list[insights.WorkerPicture]:
+    with lattice.engine.session() as session:
+        return insights.list_workers(session, lattice.namespace_id)
 
 
 def records(text: str) -> list[dict[str, object]]:
@@ -60,7 +68,7 @@ def test_a_stop_says_why_and_how_to_go_on(cli: CommandLine, app: App) -> None:
         ended = cli("dlq", "apply", name, "--yes", "--override")
 
     assert ended.code == 5
-    assert "3 failed again, 0 were skipped" in ended.err
+    assert "error: 3 failed again; see" in ended.err
     table = cli("dlq", "report", name).out
     assert "ValueError: it broke" in table
     assert "failed-again" in table
@@ -73,7 +81,12 @@ def test_a_plan_out_of_date_is_refused_with_exit_code_4(cli: CommandLine, app: A
     name = cli.json("dlq", "plan", "--verb", "discard")["id"]
     cli.json("dlq", "discard", "1", "--queue", "sums", "--yes")
 
+    dry = cli("dlq", "apply", name, "--dry-run")
+    dry_skipping = cli("dlq", "apply", name, "--dry-run", "--skip-changed")
     refused = cli("dlq", "apply", name, "--yes")
+    assert (dry.code, dry.err) == (4, refused.err)
+    assert (dry_skipping.code, "would discard 1 dead letters, and skip 1" in dry_skipping.err) == (0, True)
+    assert cli.json("audit", "list", "--verb", "dlq apply") == []
     shown = cli("dlq", "plan-show", name)
     skipped = cli("dlq", "apply", name, "--yes", "--skip-changed", "-o", "json")
 
@@ -81,7 +94,36 @@ def test_a_plan_out_of_date_is_refused_with_exit_code_4(cli: CommandLine, app: A
     assert "1 of its 2 letters have changed: 1 discarded or evicted (such as 1 of queue sums)" in refused.err
     assert "out of date: since the plan, 1 discarded or evicted" in shown.err
     assert (skipped.code, skipped.data["done"], skipped.data["skipped"]) == (5, 1, 1)
+    app.park(1)
     assert cli("dlq", "apply", cli.json("dlq", "plan")["id"], "--yes", "--if-unchanged", "0" * 64).code == 4
+
+
+def test_a_plan_that_matches_nothing_is_not_kept(cli: CommandLine, app: App) -> None:
+    """It says which value no letter has, and what there is."""
+    app.park(1)
+
+    ran = cli("dlq", "plan", "--actor", "nope")
+
+    assert ran.code == 3
+    assert "matches no dead letter (total 0)" in ran.err
+    assert "no letter has actor 'nope'; there are fail" in ran.err
+    assert cli.json("dlq", "plans") == []
+
+
+def test_a_plan_without_workers_is_warned_of(cli: CommandLine, app: App) -> None:
+    app.park(1)
+
+    made = cli("dlq", "plan")
+    name = cli.json("dlq", "plans")[0]["id"]
+    with app.working() as lattice:
+        until(lambda: any("sums" in one.queues for one in lattice_workers(lattice)), "a worker")
+        served = cli("dlq", "apply", name, "--dry-run")
+
+    assert "no live worker serves sums" in made.err
+    assert "lattice-tasks worker APP --queues sums" in made.err
+    assert "no live worker serves sums" in cli("dlq", "apply", name, "--dry-run").err
+    assert "no live worker" not in served.err
+    assert "no live worker" not in cli("dlq", "plan", "--verb", "discard").err
 
 
 @pytest.mark.parametrize(
