@@ -15,6 +15,8 @@ __all__ = ["BIN_COMMANDS"]
 
 _FIELDS = tuple(field.name for field in fields(Binned))
 _COLUMNS = ("id", "queue", "entry_id", "actor", "why", "binned_at", "until", "error")
+_NARROW = ("id", "queue", "actor", "why", "binned_at", "error")
+_WIDE = 110  # cells that a table with every column wants
 _RESTORED = ("id", "outcome", "queue", "entry_id", "task_id", "detail")
 
 
@@ -28,7 +30,8 @@ def bin_(desk: Desk, queue: str | None, limit: int, before: int | None) -> None:
     found = desk.lattice.bin.list(queue, limit, before)
     desk.read_clock()
     records = [{**asdict(one), "error": masked(one.error)} for one in found]
-    desk.screen.many(records, _FIELDS, _COLUMNS, "dead letters in the bin")
+    columns = _COLUMNS if desk.screen.width >= _WIDE else _NARROW
+    desk.screen.many(records, _FIELDS, columns, "dead letters in the bin")
     if len(found) == limit:
         desk.screen.note(f"there may be more: --before {found[-1].id}")
 
@@ -42,15 +45,14 @@ def restore(desk: Desk, ids: tuple[str, ...], change: Change) -> None:
 
     Each gets a new entry id, and its task is parked again. Where the shelf is full nothing happens: nobody is evicted.
     """
-    if change.is_dry:
-        desk.screen.note(f"would restore {len(ids)} dead letters")
-        return
     records, errors = [], []
     for text in dict.fromkeys(ids):
         record, error = _restored(desk, text, change)
         records.append(record)
         errors += [error] if error else []
     desk.screen.many(records, _RESTORED, _RESTORED, "dead letters")
+    if change.is_dry:
+        desk.screen.note(f"would restore {len(records) - len(errors)} dead letters")
     if errors and len(errors) < len(records):
         desk.fail(PARTLY, f"{len(errors)} of {len(records)} not restored: {errors[0]}")
     if errors:
@@ -93,6 +95,10 @@ def _is_table(desk: Desk) -> bool:
 def _restored(desk: Desk, text: str, change: Change) -> tuple[dict[str, object], LatticeError | None]:
     which = int(text) if text.isascii() and text.isdecimal() else text
     try:
+        if change.is_dry:
+            there = desk.lattice.bin.get(which)
+            facts: dict[str, object] = {"queue": there.queue, "task_id": there.task_id}
+            return dict.fromkeys(_RESTORED) | facts | {"id": text, "outcome": "would_restore"}, None
         with desk.acting(change, text) as act:
             letter = desk.lattice.bin.restore(which)
             act.after = {"queue": letter.queue, "entry_id": letter.entry_id, "task_id": letter.task_id}

@@ -31,6 +31,8 @@ _FIELDS = (
 _COLUMNS = (
     "id", "verb", "state", "total", "waiting", "replaying", "done", "failed_again", "skipped", "created_at", "queue",
 )  # fmt: skip
+_NARROW = ("id", "verb", "state", "total", "done", "failed_again", "skipped", "created_at")
+_WIDE = 110  # cells that a table with every column wants
 _ITEM_FIELDS = ("plan", "queue", "entry_id", "task_id", "group", "outcome", "detail", "moved_to", "ended_at")
 _MOST_GROUPS = 10
 
@@ -74,7 +76,8 @@ def plans(desk: Desk, limit: int) -> None:
     """Plans, the newest first, and how far they are."""
     found = desk.lattice.plans.list(limit)
     desk.read_clock()
-    desk.screen.many([_record(one) for one in found], _FIELDS, _COLUMNS, "plans")
+    columns = _COLUMNS if desk.screen.width >= _WIDE else _NARROW
+    desk.screen.many([_record(one) for one in found], _FIELDS, columns, "plans")
 
 
 @click.command("plan-show", cls=Verb)

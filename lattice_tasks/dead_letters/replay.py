@@ -121,7 +121,13 @@ def _choose(held: Held, entry_ids: Sequence[int], parked_at: Mapping[int, dateti
         if letter is None:
             answers.append(Answer(entry_id, Outcome.UNKNOWN, f"no dead letter {entry_id} on this shelf"))
         elif letter.is_replaying:
-            answers.append(Answer(entry_id, Outcome.ALREADY_HANDLED, f"dead letter {entry_id} is being replayed"))
+            text = f"dead letter {entry_id} is being replayed"
+            if letter.is_readable:
+                text += (
+                    f"; why it takes so long: `lattice-tasks tasks why {letter.task_id}`; "
+                    f"`lattice-tasks tasks cancel {letter.task_id}` takes it back"
+                )
+            answers.append(Answer(entry_id, Outcome.ALREADY_HANDLED, text))
         elif parked_at.get(entry_id, letter.parked_at) != letter.parked_at:
             answers.append(Answer(entry_id, Outcome.ALREADY_HANDLED, f"dead letter {entry_id} was parked again since"))
         elif only_readable and not letter.is_readable:

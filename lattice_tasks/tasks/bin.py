@@ -88,6 +88,16 @@ class Bin:
             found = rows.list_all(session, namespace_id, queue_id, before_id or MAX_ID, limit)
         return [self._binned(row) for row in found if row.binned_at >= row.now_us - self._window_us]
 
+    def get(self, which: int | str) -> Binned:
+        """The letter of this number in the bin, or of this task.
+
+        Raises:
+            DeadLetterNotFound: it is not in the bin, or has been there for longer than it is kept.
+        """
+        namespace_id = self._namespace_id()
+        with self._engine.session() as session:
+            return self._binned(self._row(session, namespace_id, which))
+
     def restore(self, which: int | str) -> DeadLetter:
         """Put a letter back on its shelf, under a new entry id; its invocation is parked again.
 
@@ -102,9 +112,7 @@ class Bin:
         """
         namespace_id = self._namespace_id()
         with self._engine.session() as session, session.transaction():
-            row = rows.find(session, namespace_id, which if isinstance(which, int) else None, str(which))
-            if row is None or row.binned_at < row.now_us - self._window_us:
-                raise DeadLetterNotFound(f"no dead letter {which} in the bin; see `lattice-tasks dlq bin`")
+            row = self._row(session, namespace_id, which)
             letter = self._put_back(session, row)
         self._telemetry.emit(
             "dead_letter.restored",
@@ -139,6 +147,12 @@ class Bin:
         with self._engine.session() as session:
             ages = {one.queue_id: one.retention_ms for one in rows.agings(session)}
         return timedelta(milliseconds=ages[record.id]) if record.id in ages else None
+
+    def _row(self, session: Session, namespace_id: int, which: int | str) -> BinRow:
+        row = rows.find(session, namespace_id, which if isinstance(which, int) else None, str(which))
+        if row is None or row.binned_at < row.now_us - self._window_us:
+            raise DeadLetterNotFound(f"no dead letter {which} in the bin; see `lattice-tasks dlq bin`")
+        return row
 
     def _binned(self, row: BinRow) -> Binned:
         facts = (row.entry_id, row.task_id, row.actor, row.reason, row.error, row.why)

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 
+import click
 import pytest
 
 from lattice_tasks import Lattice, insights
@@ -62,6 +63,7 @@ def test_a_stop_says_why_and_how_to_go_on(cli: CommandLine, app: App) -> None:
     with app.working():
         stopped = cli("dlq", "apply", name, "--yes")
         assert stopped.code == 5
+        assert f"lattice-tasks dlq apply {name} --continue" in cli("dlq", "resume", name).err
         assert f"plan {name} stopped: 1 of the last 1 replays failed again" in stopped.err
         assert f"lattice-tasks dlq apply {name} --continue" in stopped.err
         assert cli("dlq", "apply", name, "--yes").code == 4
@@ -187,6 +189,44 @@ def test_the_bin_gives_back_what_was_discarded(cli: CommandLine, app: App) -> No
     assert cli("dlq", "restore", newest["task_id"]).code == 0
     assert cli.json("dlq", "count") == {"count": 2}
     assert {one["verb"] for one in cli.json("audit", "list")} >= {"dlq discard", "dlq restore"}
+
+
+def test_a_dry_restore_promises_what_will_happen(cli: CommandLine, app: App) -> None:
+    app.park(1)
+    cli.json("dlq", "discard", "1", "--queue", "sums", "--yes")
+    (binned,) = cli.json("dlq", "bin")
+
+    dry = cli("dlq", "restore", str(binned["id"]), "--dry-run", "-o", "json")
+
+    assert (dry.code, dry.data[0]["outcome"], cli.json("dlq", "count")) == (0, "would_restore", {"count": 0})
+    assert cli("dlq", "restore", "999999", "--dry-run").code == 3
+    assert cli("dlq", "restore", str(binned["id"]), "999999", "--dry-run").code == 5
+    assert len(cli.json("dlq", "bin")) == 1
+
+
+def test_a_letter_that_is_replayed_says_how_to_look_and_to_take_it_back(cli: CommandLine, app: App) -> None:
+    """The cancel gives the letter back."""
+    (task_id,) = app.park(1)
+    cli.json("dlq", "replay", task_id)
+
+    told = cli("dlq", "replay", task_id)
+    assert f"`lattice-tasks tasks why {task_id}`" in told.err
+    assert f"`lattice-tasks tasks cancel {task_id}` takes it back" in told.err
+    cli("tasks", "cancel", task_id, "--yes")
+
+    assert cli.json("dlq", "list")[0]["is_replaying"] is False
+
+
+def test_plans_and_the_bin_fit_eighty_columns(cli: CommandLine, app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    app.park(1)
+    cli("dlq", "plan")
+    cli("dlq", "discard", "1", "--queue", "sums", "--yes")
+
+    for shown in (cli("dlq", "plans", typed=""), cli("dlq", "bin", typed="")):
+        lines = [click.unstyle(line) for line in shown.out.splitlines()]
+        assert len(lines) == 2
+        assert max(map(len, lines)) <= 80
 
 
 def test_the_retention_of_a_shelf_is_shown_and_set(lite: CommandLine) -> None:
