@@ -5,7 +5,7 @@ import signal
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import FrameType
 from typing import Any
 
@@ -26,7 +26,7 @@ INTERRUPTED = 130
 _FIELDS = (
     "id", "verb", "state", "why", "owner", "total", "waiting", "replaying", "done", "failed_again", "skipped",
     "poisoned", "already_replaying", "created_at", "ended_at", "queue", "filter", "to_queue", "to_actor",
-    "includes_repeat", "by_queue", "by_reason", "by_actor", "last_ids", "group_count", "groups", "digest",
+    "includes_repeat", "reason", "by_queue", "by_reason", "by_actor", "last_ids", "group_count", "groups", "digest",
 )  # fmt: skip
 _COLUMNS = (
     "id", "verb", "state", "total", "waiting", "replaying", "done", "failed_again", "skipped", "created_at", "queue",
@@ -43,7 +43,8 @@ _MOST_GROUPS = 10
 @click.option("--include-repeat", is_flag=True, help="Also letters whose replays have failed again and again.")
 @click.option("--to-queue", metavar="Q", help="Replay them in this queue, whatever the redirects say.")
 @click.option("--to-actor", metavar="NAME", help="Replay them as this task, whatever the redirects say.")
-@narrowing(changes=False)
+@click.option("--reason", "why", metavar="TEXT", help="Why you do it: `apply` writes it into the audit.")
+@narrowing(changes=True)
 @pass_desk
 def plan(
     desk: Desk,
@@ -52,6 +53,7 @@ def plan(
     include_repeat: bool,
     to_queue: str | None,
     to_actor: str | None,
+    why: str | None,
     narrowed: Narrowed,
 ) -> None:
     """Freeze which dead letters are meant, and look at them, before anything is done.
@@ -60,7 +62,7 @@ def plan(
     """
     chosen = narrowed.filter(desk)
     found = desk.lattice.plans.make(
-        chosen, verb=verb, queue=queue, include_repeat=include_repeat, to_queue=to_queue, to_actor=to_actor
+        chosen, verb=verb, queue=queue, include_repeat=include_repeat, to_queue=to_queue, to_actor=to_actor, reason=why
     )
     _show(desk, found)
     desk.screen.note(f"nothing was done yet; {found.verb} these with: lattice-tasks dlq apply {found.id}")
@@ -158,6 +160,7 @@ def apply(desk: Desk, /, name: str, canary: tuple[int, ...], no_canary: bool, ch
             f"would {found.verb} {count} dead letters" + (f", and skip {left} that changed" if left else "")
         )
         return
+    change = replace(change, reason=change.reason or found.made.reason)
     intended = {"plan": name, "verb": found.verb, "letters": found.waiting, "digest": found.digest}
     rates = Rates(desk.screen, found)
     with desk.in_parts(change, name, **intended) as act, _interrupts() as stopping, rates:
@@ -312,8 +315,8 @@ def _record(found: Plan) -> dict[str, Any]:
 
 
 _MADE = (
-    "queue", "to_queue", "to_actor", "includes_repeat", "by_queue", "by_reason", "by_actor", "last_ids", "group_count",
-    "poisoned",
+    "queue", "to_queue", "to_actor", "includes_repeat", "reason", "by_queue", "by_reason", "by_actor", "last_ids",
+    "group_count",    "poisoned",
 )  # fmt: skip
 
 

@@ -85,6 +85,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         queue: whose shelf; None: every one of the namespace.
+        reason: why an operator does it.
         last_ids: by queue, the last entry id that its shelf had issued.
         poisoned: letters left out because their replays failed too often.
         replaying: letters left out because somebody replays them.
@@ -96,6 +97,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
     includes_repeat: bool
     to_queue: str | None
     to_actor: str | None
+    reason: str | None
     last_ids: dict[str, int]
     poisoned: int
     replaying: int

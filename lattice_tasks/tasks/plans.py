@@ -88,6 +88,7 @@ class Plans:
         include_repeat: bool = False,
         to_queue: str | None = None,
         to_actor: str | None = None,
+        reason: str | None = None,
     ) -> Plan:
         """Freeze which letters are meant, as they are now; nothing happens to them.
 
@@ -97,6 +98,7 @@ class Plans:
             queue: only its shelf.
             include_repeat: also letters whose replays failed `dlq_poison_replays` times or more.
             to_queue, to_actor: replay them there, or as that task, whatever the redirect rules say.
+            reason: why an operator does it; kept with the plan, no part of its digest.
 
         Raises:
             InvalidInput: an unknown verb, or a discard with a target.
@@ -123,7 +125,7 @@ class Plans:
             found = freeze(session, plan_id, shelves, chosen or Filter(), below)
             if not found["by_queue"]:
                 raise DeadLetterNotFound(why_nothing(session, shelves, chosen or Filter(), found))
-            definition = Definition(filter=chosen or Filter(), **asked, **found)
+            definition = Definition(filter=chosen or Filter(), reason=reason, **asked, **found)
             said = {**asked, "namespace": namespace_id, "verb": verb, "filter": msgspec.to_builtins(definition.filter)}
             digest, total = digest_of(session, plan_id, said)
             rows.write(session, plan_id, msgspec.json.encode(definition).decode(), digest, total)

@@ -112,6 +112,21 @@ def test_a_plan_that_matches_nothing_is_not_kept(cli: CommandLine, app: App) -> 
     assert cli.json("dlq", "plans") == []
 
 
+def test_the_reason_of_a_plan_is_that_of_its_apply(cli: CommandLine, app: App) -> None:
+    """`--reason` says why, in every verb that leads to a change; `--only` is the letters' reason tag."""
+    app.park(2)
+    first = cli.json("dlq", "plan", "--only", "unknown", "--verb", "discard", "--reason", "asked for by ann")
+    second = cli.json("dlq", "plan", "--verb", "discard", "--reason", "asked for by ann")
+
+    cli("dlq", "apply", first["id"], "--yes")
+    app.park(1)
+    cli("dlq", "apply", second["id"], "--yes", "--skip-changed", "--reason", "ben said so")
+
+    assert (first["total"], first["reason"]) == (2, "asked for by ann")
+    reasons = [record["reason"] for record in cli.json("audit", "list", "--verb", "dlq apply")]
+    assert reasons == ["ben said so"] * 2 + ["asked for by ann"] * 2
+
+
 def test_a_plan_without_workers_is_warned_of(cli: CommandLine, app: App) -> None:
     app.park(1)
 
