@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import psycopg
@@ -79,25 +80,20 @@ def test_a_folder_or_a_place_that_is_not_there_is_refused(tmp_path: Path) -> Non
         assert error.exit_code == 78
 
 
-def test_a_file_that_may_not_be_written_is_refused(tmp_path: Path) -> None:
-    folder = tmp_path / "locked"
-    folder.mkdir()
-    url = f"sqlite:///{folder / 'lattice.db'}"
-    with opened(url) as lattice:
-        lattice.queues.add("q")
-        lattice.engine.close()
-    for path in (*folder.iterdir(), folder, *folder.parents):
-        path.chmod(
-            stat.S_IREAD | stat.S_IRGRP | stat.S_IROTH | (stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH) * path.is_dir()
-        )
-        if path == tmp_path.parent.parent:
-            break
+def test_a_file_that_may_not_be_written_is_refused() -> None:
+    with TemporaryDirectory() as name:  # not the test's own folder, in which nobody else may look
+        folder = Path(name)
+        url = f"sqlite:///{folder / 'lattice.db'}"
+        with opened(url) as lattice:
+            lattice.queues.add("q")
+            lattice.engine.close()
+        for path in (*folder.iterdir(), folder):
+            path.chmod(0o555 if path.is_dir() else 0o444)
 
-    told = as_nobody(url)
+        told = as_nobody(url)
 
-    assert told.startswith("StoreInvalid 78 the store cannot be used:"), told
-    for path in (folder, tmp_path, *list(tmp_path.parents)[:2]):
-        path.chmod(stat.S_IRWXU)
+        assert told.startswith("StoreInvalid 78 the store cannot be used:"), told
+        folder.chmod(stat.S_IRWXU)
 
 
 def as_nobody(url: str) -> str:
