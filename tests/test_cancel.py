@@ -4,15 +4,20 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import msgspec
 import pytest
 
 from lattice_tasks import Lattice, TaskCancelled
 from lattice_tasks.broker.middleware import Cancelled
+from lattice_tasks.dead_letters.entry import MAX_NOTES, DeadLetter, Note, decode, encode, with_note
 from lattice_tasks.errors import TaskNotFound
 from lattice_tasks.tasks.claim import rescue
+from lattice_tasks.tasks.settle import Kind, Outcome
+from tests.claimers import Claimer, outcome
+from tests.letters import letter
 from tests.working import Gate, change, done, heard, opened, rows, states, stored, until, until_state, working
 
 pytestmark = pytest.mark.recycled
@@ -270,3 +275,110 @@ def test_a_cancel_outlives_the_worker_that_was_asked(lattice: Lattice) -> None:
     assert found.leases == 1
     assert job.refresh().state == "cancelled"
     assert stored(lattice, "ready") == stored(lattice, "lease") == 0
+
+
+# --- a replay ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def claimer(lattice: Lattice) -> Iterator[Claimer]:
+    claimer = Claimer(lattice)
+    yield claimer
+    claimer.close()
+
+
+def replayed(lattice: Lattice, claimer: Claimer) -> tuple[Any, DeadLetter]:
+    """A task that failed twice, then once more in a replay, and that is replayed again now; its letter as it was."""
+    job, shelf = lattice.submit("q", "idle"), lattice.dead_letters("q")
+    claimer.settle((claimer.claim_one(), outcome(Kind.PARK, reason="time_limit", error="TimeLimitExceeded: 5 s")))
+    shelf.replay(1)
+    claimer.settle((claimer.claim_one(), outcome(Kind.PARK, reason="worker_lost", error="gone", traceback="Trace")))
+    letter = shelf.get(1)
+    shelf.replay(1)
+    return job, letter
+
+
+def cards(lattice: Lattice) -> list[tuple[Any, ...]]:
+    """All that is kept beside letters, and how often their groups were hit."""
+    kept = "select fingerprint, reason, error_class, parked_at, replays from lattice_letter"
+    return rows(lattice, kept) + rows(lattice, "select fingerprint, hits from lattice_group order by fingerprint")
+
+
+def assert_as_before(lattice: Lattice, job: Any, before: DeadLetter, why: str) -> None:
+    letter = lattice.dead_letters("q").get(1)
+    assert [note.text for note in letter.notes] == [f"replay cancelled: {why}"]
+    assert letter.notes[0].at >= letter.parked_at
+    assert msgspec.structs.replace(letter, notes=()) == before
+    picture = job.refresh()
+    assert (picture.state, picture.error, picture.entry_id) == ("parked", "gone", 1)
+    assert rows(lattice, "select reason, traceback, attempt from lattice_invocation where entry_id = 1") == [
+        ("worker_lost", "Trace", 1)
+    ]
+    assert stored(lattice, "ready") == stored(lattice, "lease") == 0
+
+
+def test_a_waiting_replay_that_is_cancelled_leaves_its_letter_as_it_was(lattice: Lattice, claimer: Claimer) -> None:
+    """C52: nothing ran, so reason, error, group, attempts and the count of replays are those of the last failure."""
+    job, before = replayed(lattice, claimer)
+    kept = cards(lattice)
+
+    assert job.cancel("not now (by ann)")
+
+    assert_as_before(lattice, job, before, "not now (by ann)")
+    assert cards(lattice) == kept
+    assert lattice.dead_letters("q").replay(1) is not None
+
+
+@pytest.mark.parametrize("kind", [Kind.CANCEL, Kind.RELEASE])
+def test_a_running_replay_that_is_cancelled_leaves_its_letter_as_it_was(
+    lattice: Lattice, claimer: Claimer, kind: Kind
+) -> None:
+    """C52"""
+    job, before = replayed(lattice, claimer)
+    kept, claimed = cards(lattice), claimer.claim_one()
+
+    assert job.cancel("enough")
+    settled = claimer.settle((claimed, Outcome(kind, error="enough")))
+
+    assert_as_before(lattice, job, before, "enough")
+    assert cards(lattice) == kept
+    assert [name for name, _ in settled.events] == ["task.cancelled"]
+
+
+def test_a_replay_that_fails_before_it_hears_of_its_cancel_has_failed(lattice: Lattice, claimer: Claimer) -> None:
+    job, _before = replayed(lattice, claimer)
+    claimed = claimer.claim_one()
+
+    job.cancel("enough")
+    claimer.settle((claimed, outcome(Kind.PARK, error="ValueError: mine")))
+
+    letter = lattice.dead_letters("q").get(1)
+    assert (letter.error, letter.failed_replays, letter.notes) == ("ValueError: mine", 2, ())
+
+
+def test_a_cancelled_replay_that_never_began_outlives_its_worker(lattice: Lattice, claimer: Claimer) -> None:
+    """C52: of several leases nobody knows which one killed it, so none is charged."""
+    job, before = replayed(lattice, claimer)
+    lattice.submit("q", "idle")
+    claimer.claim(2)
+    kept = cards(lattice)
+
+    job.cancel("enough")
+    with lattice.engine.session() as session:
+        rescue(session, claimer.worker_id, claimer.beat())
+
+    letter = lattice.dead_letters("q").get(1)
+    assert [note.text for note in letter.notes] == ["replay cancelled: enough"]
+    assert msgspec.structs.replace(letter, notes=()) == before
+    assert cards(lattice) == kept
+    assert job.refresh().error == "gone"
+
+
+def test_only_the_last_notes_are_kept() -> None:
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    noted = letter(1)
+    for number in range(MAX_NOTES + 5):
+        noted = with_note(noted, Note(at=at, text=f"note {number}"))
+
+    assert [note.text for note in noted.notes] == [f"note {number}" for number in range(5, MAX_NOTES + 5)]
+    assert decode(0, encode(noted)).notes == noted.notes

@@ -53,7 +53,7 @@ def show(desk: Desk, letter_id: str, queue: str | None) -> None:
         record |= _facts(letter, call, comparison, words)
     if not letter.is_readable:
         record["body"] = letter.body
-    desk.screen.one(record, blocks=("error", "arguments", "difference", "lives", "traceback", "next"))
+    desk.screen.one(record, blocks=("error", "arguments", "difference", "lives", "notes", "traceback", "next"))
 
 
 def record_of(letter: DeadLetter, queue: str) -> dict[str, Any]:
@@ -114,6 +114,7 @@ def _facts(letter: DeadLetter, call: Call | None, comparison: Comparison, words:
         "options": (hidden(call.options, words) or None) if call else None,
         "lives": [{name: getattr(life, name) for name in _LIFE} for life in _lives(letter)],
         "forgotten_lives": letter.forgotten_lives,
+        "notes": [{"at": note.at, "text": note.text} for note in letter.notes],
         "traceback": letter.traceback or None,
         "last_good_run": None if good is None else {
             "task_id": good.task_id,
@@ -133,6 +134,7 @@ def _texts(
         "arguments": None if call is None else _arguments(call, words),
         "difference": _difference(desk, call, comparison, words),
         "lives": _told_lives(desk, letter),
+        "notes": "\n".join(f"{note.at:%Y-%m-%d %H:%M:%SZ}  {note.text}" for note in letter.notes),
         "traceback": letter.traceback or None,
         "next": _next(letter, queue),
     }

@@ -16,7 +16,7 @@ from lattice_tasks.admin.progress import progress
 from lattice_tasks.app import Lattice
 from lattice_tasks.broker.here import replay_here
 from lattice_tasks.broker.loading import load_app
-from lattice_tasks.errors import AlreadyHandled, AppImportFailed, TaskNotFound
+from lattice_tasks.errors import AlreadyHandled, AppImportFailed, DeadLetterNotFound, TaskNotFound
 from lattice_tasks.tasks.invocation import State
 
 __all__ = ["lattice_of", "replay"]
@@ -153,5 +153,16 @@ def _has_ended(desk: Desk, result: Result) -> bool:
     if task.state.is_open:
         return False
     result.outcome = task.state.value
-    result.detail = "" if task.state is State.SUCCEEDED else f"failed again: {task.error}"
+    result.detail = "" if task.state is State.SUCCEEDED else _why_not(desk, target, task.error)
     return True
+
+
+def _why_not(desk: Desk, target: letters.Target, error: str | None) -> str:
+    """What ended the replay: a cancel leaves a note that is newer than the letter's last failure."""
+    try:
+        letter = desk.lattice.dead_letters(target.queue or "").get(target.entry_id or 0)
+    except DeadLetterNotFound:
+        return f"failed again: {error}"
+    if letter.notes and letter.notes[-1].at > letter.parked_at:
+        return letter.notes[-1].text
+    return f"failed again: {error}"

@@ -133,6 +133,7 @@ def cancel(desk: Desk, ids: tuple[str, ...], change: Change) -> None:
 
     The interrupt reaches a running task at its next step of Python; a call that blocks, such as a sleep, ends first.
     """
+    why = f"{change.reason or 'cancelled from the command line'} (by {desk.operator})"
     found = [_detail(desk, task_id) for task_id in dict.fromkeys(ids)]
     desk.confirm(change, f"Cancel {len(found)} task{'s' if len(found) > 1 else ''}?")
     records = []
@@ -142,7 +143,7 @@ def cancel(desk: Desk, ids: tuple[str, ...], change: Change) -> None:
         else:
             with desk.acting(change, task["id"]) as act:
                 act.before = {"state": task["state"]}
-                done = desk.lattice.job(task["id"]).cancel(reason=change.reason or "cancelled from the command line")
+                done = desk.lattice.job(task["id"]).cancel(reason=why)
                 act.after = {"cancelled": done}
             outcome = "cancelling" if done and task["state"] == State.RUNNING else "cancelled" if done else "too_late"
         records.append({"id": task["id"], "queue": task["queue"], "actor": task["actor"], "outcome": outcome})

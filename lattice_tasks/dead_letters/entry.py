@@ -15,6 +15,7 @@ from lattice_tasks.dead_letters.form import Form
 __all__ = [
     "MAX_ERROR_BYTES",
     "MAX_LIVES",
+    "MAX_NOTES",
     "MAX_TRACEBACK_BYTES",
     "PARKED",
     "REASONS",
@@ -23,11 +24,13 @@ __all__ = [
     "RESTORED",
     "DeadLetter",
     "Life",
+    "Note",
     "Redirected",
     "cleaned",
     "decode",
     "encode",
     "with_life",
+    "with_note",
 ]
 
 #: Why an invocation is parked; a closed set, for metrics and filters.
@@ -42,6 +45,8 @@ MAX_ERROR_BYTES = 4_096
 MAX_TRACEBACK_BYTES = 32_768
 #: Lives kept besides the last; replayed more often, the oldest are forgotten, and counted.
 MAX_LIVES = 20
+#: Notes kept; the oldest go first.
+MAX_NOTES = 20
 
 _LIMITS = (("error", MAX_ERROR_BYTES), ("traceback", MAX_TRACEBACK_BYTES), ("worker", 512))
 _CUT = "\n[… left out …]\n"
@@ -78,6 +83,16 @@ class Life(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             msgspec.structs.force_setattr(self, name, cleaned(getattr(self, name), limit))
 
 
+class Note(msgspec.Struct, frozen=True, kw_only=True):
+    """What happened to a letter without being a failure: a replay of it was cancelled. `at` is by the store's clock."""
+
+    at: Instant
+    text: str
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "text", cleaned(self.text, MAX_ERROR_BYTES))
+
+
 class Redirected(msgspec.Struct, frozen=True, kw_only=True):
     """What a letter was before it was replayed under other names."""
 
@@ -96,6 +111,7 @@ class DeadLetter(Life, frozen=True, kw_only=True, omit_defaults=True):
         priority: higher first.
         lives: earlier lives, oldest first.
         forgotten_lives: how many more there were between the first and those.
+        notes: what else happened to it, oldest first; no failures, so nothing of the last life changes.
         redirects: what it was before each redirect, oldest first; `queue` and `actor` are what it is now.
         is_replaying: pinned, while a replay of it waits or runs. Set by the shelf.
     """
@@ -110,6 +126,7 @@ class DeadLetter(Life, frozen=True, kw_only=True, omit_defaults=True):
     submitted_at: Instant
     lives: tuple[Life, ...] = ()
     forgotten_lives: int = 0
+    notes: tuple[Note, ...] = ()
     redirects: tuple[Redirected, ...] = ()
     entry_id: int = 0
     is_replaying: bool = False
@@ -179,6 +196,11 @@ def with_life(letter: DeadLetter, life: Life) -> DeadLetter:
         lives=lives[:1] + lives[1 + surplus :],
         forgotten_lives=letter.forgotten_lives + surplus,
     )
+
+
+def with_note(letter: DeadLetter, note: Note) -> DeadLetter:
+    """The letter with one more note, its last life as it was."""
+    return msgspec.structs.replace(letter, notes=(*letter.notes, note)[-MAX_NOTES:])
 
 
 def _printable(text: str) -> bytes:

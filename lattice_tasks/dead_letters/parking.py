@@ -14,7 +14,7 @@ import msgspec
 from lattice_tasks import clock
 from lattice_tasks.dead_letters import entry
 from lattice_tasks.dead_letters.bin import EVICTED, keep
-from lattice_tasks.dead_letters.entry import REASONS, DeadLetter, Life
+from lattice_tasks.dead_letters.entry import REASONS, DeadLetter, Life, Note
 from lattice_tasks.dead_letters.fingerprint import error_class_of, fingerprint, normalised
 from lattice_tasks.errors import InvalidInput
 from lattice_tasks.fifo import Fifo, Row, require_capacity
@@ -31,6 +31,7 @@ __all__ = [
     "Parking",
     "ShelfSpec",
     "announce",
+    "cancel_replays",
     "card_of",
     "fail_replay",
     "fail_replays",
@@ -170,6 +171,29 @@ def fail_replays(session: Session, queue_id: int, lives: Mapping[int, Life]) -> 
         held.unpin([letter.entry_id for letter in letters])
         again = [card_of(letter, letter.entry_id, held.now_us) for letter in readable]
         cards.refile(session, queue_id, again)
+    return letters
+
+
+def cancel_replays(session: Session, queue_id: int, notes: Mapping[int, str]) -> list[DeadLetter]:
+    """Unpin the letters of replays that were cancelled, each with a note: nothing failed, so its life and its card stay.
+
+    Returns:
+        The letters as they now are, ascending; none that was not pinned.
+    """
+    if not notes:
+        return []
+    with shelf_fifo(session, queue_id).held() as held:
+        at = clock.from_us(held.now_us)
+        letters = []
+        for row in held.get(list(notes)):
+            letter = letter_of(row)
+            if not row.is_pinned:
+                continue
+            if letter.is_readable:
+                letter = entry.with_note(letter, Note(at=at, text=notes[row.entry_id]))
+            letters.append(msgspec.structs.replace(letter, is_replaying=False))
+        held.replace({letter.entry_id: entry.encode(letter) for letter in letters if letter.is_readable})
+        held.unpin([letter.entry_id for letter in letters])
     return letters
 
 

@@ -93,7 +93,7 @@ class Chosen:
         return [value for value in (*named, *numbers) for _ in range(2)] + [self.group] * 3
 
 
-# A replay that lost its worker leaves this reason, too (`tasks/claim.end_replay`).
+# A replay that lost its worker leaves this reason, too (`tasks/claim.rescue`).
 _LOST = "case when reason = 'worker_lost' then 1 else 0 end"
 _NARROWED = " and ".join(
     [f"(%s::text is null or {name} = %s)" for name in ("reason", "actor", "error_class", "key")]

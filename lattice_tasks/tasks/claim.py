@@ -4,18 +4,18 @@ Nobody's wall clock decides who lives. An observer sees heartbeat counters and m
 long each has stood still; after a disconnection or a stall of its own it starts every measurement anew.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from lattice_tasks import clock
 from lattice_tasks.dead_letters.entry import REPLAY_LOST, Life
-from lattice_tasks.dead_letters.parking import fail_replay
+from lattice_tasks.dead_letters.parking import cancel_replays, fail_replay
 from lattice_tasks.store import settles as moves
 from lattice_tasks.store import workers as rows
 from lattice_tasks.store.engine import Session
 from lattice_tasks.tasks.invocation import Flag, State, step
 
-__all__ = ["Observer", "Rescue", "end_replay", "rescue"]
+__all__ = ["Observer", "Rescue", "rescue", "take_back"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +81,11 @@ def rescue(engine_session: Session, worker_id: int, seen_beat: int | None) -> Re
             return None
         host, pid, orphans = found
         lost = f"the worker process died while running it ({host}:{pid}, worker {worker_id})"
-        ended_replays = []
+        replays = []
         for orphan in orphans:
             charged = len(orphans) == 1 or bool(orphan.flags & Flag.STARTED)
             if orphan.flags & Flag.REPLAY and (charged or orphan.flags & Flag.CANCEL):
-                ended_replays.append(orphan)
+                replays.append((orphan.queue_id, orphan.seq, charged))
             elif orphan.flags & Flag.CANCEL:
                 code = step(State.RUNNING, "cancel").code
                 why = moves.cancel_reason(session, orphan.seq)
@@ -95,15 +95,40 @@ def rescue(engine_session: Session, worker_id: int, seen_beat: int | None) -> Re
                 rows.place_orphan(session, orphan, orphan.attempt + charged, kept)
                 if charged:
                     moves.record_failure(session, orphan.seq, orphan.attempt + 1, lost, None, False)
-        for orphan in sorted(ended_replays, key=lambda one: (one.queue_id, one.seq)):
-            end_replay(session, orphan.queue_id, orphan.seq, "worker_lost", lost, f"{host}:{pid}")
+        for queue_id, seq, charged in sorted(replays):
+            if charged:
+                _lose_replay(session, queue_id, seq, lost, f"{host}:{pid}, worker {worker_id}")
+            else:
+                take_back(session, queue_id, {seq: moves.cancel_reason(session, seq)})
     return Rescue(worker_id, host, pid, len(orphans), frozenset(orphan.queue_id for orphan in orphans))
 
 
-def end_replay(session: Session, queue_id: int, seq: int, reason: str, error: str, worker: str) -> None:
-    """A replay ended without having run to its end: its dead letter is unpinned with a note, it is parked again."""
+def take_back(session: Session, queue_id: int, reasons: Mapping[int, str]) -> None:
+    """Replays that were cancelled before they failed: letter and invocation are again what the last failure left.
+
+    Args:
+        reasons: seq → why, for the note on its dead letter.
+    """
+    if not reasons:
+        return
+    facts = moves.facts_of(session, list(reasons))
+    entry_ids = {seq: facts[seq].entry_id or 0 for seq in reasons}
+    notes = {entry_ids[seq]: f"replay cancelled: {why}" for seq, why in reasons.items()}
+    letters = {letter.entry_id: letter for letter in cancel_replays(session, queue_id, notes)}
+    code = step(State.RUNNING, "park").code
+    for seq, entry_id in sorted(entry_ids.items()):
+        letter = letters.get(entry_id)
+        if letter is None or not letter.is_readable:
+            moves.rest(session, seq, code, 0, notes[entry_id], None, None, entry_id)
+        else:
+            trace = letter.traceback or None
+            moves.rest(session, seq, code, letter.attempts, letter.error, trace, None, entry_id, letter.reason)
+
+
+def _lose_replay(session: Session, queue_id: int, seq: int, error: str, worker: str) -> None:
+    """A replay that killed its worker: its dead letter is unpinned with one more life, it is parked again."""
     entry_id = moves.facts_of(session, [seq])[seq].entry_id or 0
-    life = Life(reason=reason, error=error, attempts=1, worker=worker, ended=REPLAY_LOST)
+    life = Life(reason="worker_lost", error=error, attempts=1, worker=worker, ended=REPLAY_LOST)
     fail_replay(session, queue_id, entry_id, life)
     code = step(State.RUNNING, "park").code
-    moves.rest(session, seq, code, 1, error, None, None, entry_id)
+    moves.rest(session, seq, code, 1, error, None, None, entry_id, life.reason)

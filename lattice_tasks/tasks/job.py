@@ -25,7 +25,7 @@ from lattice_tasks.queues.record import Queues
 from lattice_tasks.store import invocations as rows
 from lattice_tasks.store import settles as moves
 from lattice_tasks.store.engine import Engine
-from lattice_tasks.tasks.claim import end_replay
+from lattice_tasks.tasks.claim import take_back
 from lattice_tasks.tasks.invocation import Flag, State, step
 from lattice_tasks.tasks.settle import RESULT_DROPPED
 from lattice_tasks.tasks.submit import EXAMPLE_ID, require_id
@@ -135,7 +135,7 @@ class Jobs:
     def cancel(self, task_id: str, reason: str) -> bool:
         """Cancel it: at once when it waits or sleeps, by an interrupt at the next heartbeat when it runs.
 
-        A replay that is cancelled is parked again, with a note.
+        A replay that is cancelled leaves its dead letter as it was, with a note.
 
         Returns:
             False when it has finished already, whatever the end.
@@ -158,7 +158,7 @@ class Jobs:
                 if flags is None:
                     continue
                 if flags & Flag.REPLAY:
-                    end_replay(session, row.queue_id, row.seq, "unknown", f"replay cancelled: {reason}", "")
+                    take_back(session, row.queue_id, {row.seq: reason})
                 else:
                     code = step(state, "cancel").code
                     moves.rest(session, row.seq, code, row.attempt, reason, None, None, None)

@@ -17,6 +17,7 @@ from lattice_tasks.store import settles as moves
 from lattice_tasks.store.engine import Session
 from lattice_tasks.store.settles import Facts, Taken
 from lattice_tasks.store.submits import NewInvocation, insert_invocations
+from lattice_tasks.tasks.claim import take_back
 from lattice_tasks.tasks.invocation import Flag, State, step
 
 __all__ = ["RESULT_DROPPED", "Ended", "Kind", "Outcome", "Settled", "mark_discarded", "park_held", "settle"]
@@ -140,6 +141,8 @@ def _as_cancelled(batch: _Batch, one: Ended, lease: Taken) -> Ended:
     """Somebody asked to cancel it while it ran: then it is not tried again, whatever it ended with short of success."""
     if not lease.flags & Flag.CANCEL or one.outcome.kind in (Kind.SUCCEED, Kind.EXPIRE):
         return one
+    if lease.flags & Flag.REPLAY and one.outcome.kind in (Kind.PARK, Kind.RETRY):
+        return one  # it failed before its worker knew, and has no second attempt anyway
     return replace(one, outcome=Outcome(Kind.CANCEL, error=moves.cancel_reason(batch.session, one.seq)))
 
 
@@ -212,14 +215,20 @@ _MOVES = {
 def _end_replays(
     batch: _Batch, queue_id: int, ended: Sequence[Ended], taken: dict[int, Taken], facts: dict[int, Facts]
 ) -> None:
-    """A replay was one attempt: success takes the dead letter away, anything else unpins it with the new error."""
+    """A replay was one attempt: success takes the dead letter away, a failure unpins it with the new error, a cancel as
+    it was."""
     queue = batch.shelf_of(queue_id)[0]
     well = [one for one in ended if one.outcome.kind is Kind.SUCCEED]
-    badly = [one for one in ended if one.outcome.kind is not Kind.SUCCEED]
+    cancelled = [one for one in ended if one.outcome.kind is Kind.CANCEL]
+    badly = [one for one in ended if one.outcome.kind not in (Kind.SUCCEED, Kind.CANCEL)]
     entry_ids = {one.seq: facts[one.seq].entry_id or 0 for one in ended}
     lives = {one.seq: _life(batch, one) for one in badly}
     finish_replays(batch.session, queue_id, [entry_ids[one.seq] for one in well])
     fail_replays(batch.session, queue_id, {entry_ids[seq]: life for seq, life in lives.items()})
+    take_back(batch.session, queue_id, {one.seq: one.outcome.error or "cancelled" for one in cancelled})
+    for one in cancelled:
+        told = {"queue": queue, "task_id": one.task_id, "reason": one.outcome.error}
+        batch.events.append(("task.cancelled", told))
     for one in well:
         _succeed(batch, one, taken[one.seq])
         fields = {"shelf": queue, "entry_id": entry_ids[one.seq], "task_id": one.task_id, "reason": "replayed"}

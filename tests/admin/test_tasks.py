@@ -181,3 +181,23 @@ def test_wait_tells_how_it_ended(cli: CommandLine, app: App) -> None:
     assert (failed.code, "parked" in failed.err) == (1, True)
     assert (open_.code, open_.out) == (75, "")
     assert open_.err.splitlines()[-1] == f"error: task {open_id} has not ended within 0.05 s; it goes on"
+
+
+def test_a_cancelled_replay_is_noted_with_who_and_why(
+    cli: CommandLine, app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C52: its letter says what failed, as before."""
+    monkeypatch.setenv("LATTICE_OPERATOR", "ann")
+    (task_id,) = app.park(1)
+    before = cli.json("dlq", "show", task_id)
+    cli("dlq", "replay", task_id)
+
+    assert cli("tasks", "cancel", task_id, "--yes", "--reason", "too early").code == 0
+
+    after = cli.json("dlq", "show", task_id)
+    assert [note["text"] for note in after.pop("notes")] == ["replay cancelled: too early (by ann)"]
+    assert {**after, "notes": []} == before
+    shown = cli("dlq", "show", task_id).out
+    assert "replay cancelled: too early (by ann)" in shown
+    assert "1 attempt failed" in shown
+    assert cli("dlq", "replay", task_id).code == 0
