@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lattice_tasks import Lattice, clock
+from lattice_tasks.broker.middleware import DeadLetters
 from lattice_tasks.dead_letters.entry import REPLAY_LOST
 from lattice_tasks.store import workers
 from lattice_tasks.tasks.claim import Observer, rescue
@@ -162,7 +163,7 @@ def test_a_lease_that_was_alone_is_charged_and_waits_again(lattice: Lattice, cla
 
     picture = job.refresh()
     assert (picture.state, picture.attempt) == ("waiting", 1)
-    assert "the worker process died while running it (host:7" in picture.error
+    assert "its worker process died while running it (host:7" in picture.error
     assert rows(lattice, "select attempt, flags from lattice_ready") == [(1, Flag.SUSPECT)]
     assert stored(lattice, "worker") == stored(lattice, "lease") == 0
 
@@ -241,6 +242,32 @@ def test_a_replay_whose_worker_died_is_parked_again_and_says_so(lattice: Lattice
     assert not again.is_replaying
     assert job.refresh().state == "parked"
     assert stored(lattice, "ready") == stored(lattice, "lease") == 0
+
+
+def test_a_first_loss_and_that_of_a_replay_are_one_group(lattice: Lattice, claimer: Claimer) -> None:
+    """One fault, one group: neither host nor counts are in the error."""
+    lattice.submit("q", "idle")
+    claimer.claim_one()
+    buried(lattice, claimer)
+    second, third = Claimer(lattice), Claimer(lattice)
+    claimed = second.claim_one()
+    spent = DeadLetters(max_retries=0).spent_by_losses(None, claimed)
+    assert spent is not None
+    second.settle((claimed, spent))
+    shelf = lattice.dead_letters("q")
+    (first,) = shelf.list()
+    shelf.replay(first.entry_id)
+    third.claim_one()
+
+    buried(lattice, third)
+
+    (again,) = shelf.list()
+    assert (first.reason, again.reason, again.ended) == ("worker_lost", "worker_lost", REPLAY_LOST)
+    assert first.error == again.error == "its worker process died while running it"
+    assert again.worker == f"host:7, worker {third.worker_id}"
+    assert [(group.live, group.hits) for group in lattice.letter_groups.list()] == [(1, 2)]
+    second.close()
+    third.close()
 
 
 class Watch:

@@ -18,7 +18,7 @@ from dramatiq.threading import Interrupt
 from lattice_tasks import clock
 from lattice_tasks.broker.envelope import LatticeMessage
 from lattice_tasks.broker.results import StoreRateLimiterBackend
-from lattice_tasks.dead_letters.entry import cleaned
+from lattice_tasks.dead_letters.entry import WORKER_DIED, cleaned
 from lattice_tasks.errors import LatticeError, Park, StoreUnavailable
 from lattice_tasks.store.submits import NewInvocation
 from lattice_tasks.store.turns import Claimed
@@ -175,9 +175,7 @@ class DeadLetters(Middleware):
         limit = _options_of(claimed).get("max_retries", limit)
         if not isinstance(limit, int) or claimed.attempt <= limit:
             return None
-        charged = f"{claimed.attempt} attempts were" if claimed.attempt != 1 else "1 attempt was"
-        error = f"its worker process died while running it; {charged} charged"
-        return Outcome(Kind.PARK, reason="worker_lost", error=error, is_charged=False)
+        return Outcome(Kind.PARK, reason="worker_lost", error=WORKER_DIED, is_charged=False)
 
     def _unknown_actor(self, message: LatticeMessage) -> Outcome:
         since = message.claimed.unknown_since

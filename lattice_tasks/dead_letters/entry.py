@@ -22,6 +22,7 @@ __all__ = [
     "REPLAY_FAILED",
     "REPLAY_LOST",
     "RESTORED",
+    "WORKER_DIED",
     "DeadLetter",
     "Life",
     "Note",
@@ -40,6 +41,8 @@ REASONS = ("schema", "unknown", "actor_not_found", "worker_lost", "time_limit", 
 PARKED, REPLAY_FAILED, REPLAY_LOST = "parked", "replay failed", "replay lost its worker"
 #: No life of its own: the same failure once more, when the letter was brought back from the bin.
 RESTORED = "restored"
+#: The error of every letter with the reason `worker_lost`: without host and counts, so that one trouble is one group.
+WORKER_DIED = "its worker process died while running it"
 
 MAX_ERROR_BYTES = 4_096
 MAX_TRACEBACK_BYTES = 32_768

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from lattice_tasks import clock
-from lattice_tasks.dead_letters.entry import REPLAY_LOST, Life
+from lattice_tasks.dead_letters.entry import REPLAY_LOST, WORKER_DIED, Life
 from lattice_tasks.dead_letters.parking import cancel_replays, fail_replay
 from lattice_tasks.store import settles as moves
 from lattice_tasks.store import workers as rows
@@ -80,7 +80,7 @@ def rescue(engine_session: Session, worker_id: int, seen_beat: int | None) -> Re
         if found is None:
             return None
         host, pid, orphans = found
-        lost = f"the worker process died while running it ({host}:{pid}, worker {worker_id})"
+        lost = f"{WORKER_DIED} ({host}:{pid}, worker {worker_id})"
         replays = []
         for orphan in orphans:
             charged = len(orphans) == 1 or bool(orphan.flags & Flag.STARTED)
@@ -97,7 +97,7 @@ def rescue(engine_session: Session, worker_id: int, seen_beat: int | None) -> Re
                     moves.record_failure(session, orphan.seq, orphan.attempt + 1, lost, None, False)
         for queue_id, seq, charged in sorted(replays):
             if charged:
-                _lose_replay(session, queue_id, seq, lost, f"{host}:{pid}, worker {worker_id}")
+                _lose_replay(session, queue_id, seq, f"{host}:{pid}, worker {worker_id}")
             else:
                 take_back(session, queue_id, {seq: moves.cancel_reason(session, seq)})
     return Rescue(worker_id, host, pid, len(orphans), frozenset(orphan.queue_id for orphan in orphans))
@@ -125,10 +125,10 @@ def take_back(session: Session, queue_id: int, reasons: Mapping[int, str]) -> No
             moves.rest(session, seq, code, letter.attempts, letter.error, trace, None, entry_id, letter.reason)
 
 
-def _lose_replay(session: Session, queue_id: int, seq: int, error: str, worker: str) -> None:
+def _lose_replay(session: Session, queue_id: int, seq: int, worker: str) -> None:
     """A replay that killed its worker: its dead letter is unpinned with one more life, it is parked again."""
     entry_id = moves.facts_of(session, [seq])[seq].entry_id or 0
-    life = Life(reason="worker_lost", error=error, attempts=1, worker=worker, ended=REPLAY_LOST)
+    life = Life(reason="worker_lost", error=WORKER_DIED, attempts=1, worker=worker, ended=REPLAY_LOST)
     fail_replay(session, queue_id, entry_id, life)
     code = step(State.RUNNING, "park").code
-    moves.rest(session, seq, code, 1, error, None, None, entry_id, life.reason)
+    moves.rest(session, seq, code, 1, life.error, None, None, entry_id, life.reason)
