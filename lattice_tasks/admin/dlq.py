@@ -98,7 +98,7 @@ def discard(
     if not targets:
         desk.screen.many([], letters.FIELDS, letters.COLUMNS, "dead letters")
         return
-    desk.confirm(change, f"Discard {letters.counted(targets)} for good?")
+    desk.confirm(change, f"Discard {letters.counted(targets)}{_until(desk)}?")
     if change.is_dry:
         results = [letters.Result(target, "would_discard", target.detail) for target in targets]
     else:
@@ -113,6 +113,12 @@ def discard(
 
 for _verb in (groups, group, mark, show, replay, edit, *PLAN_COMMANDS, *BIN_COMMANDS, redirects, export):
     dlq.add_command(_verb)
+
+
+def _until(desk: Desk) -> str:
+    """Whether it can be undone, and how long."""
+    days = desk.lattice.settings.dlq_restore_days
+    return f", which can be restored for {days} day{'' if days == 1 else 's'}" if days else " for good"
 
 
 def _place(queue: str | None, after: str | None) -> tuple[str | None, int]:

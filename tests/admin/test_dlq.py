@@ -170,3 +170,31 @@ def test_a_replay_that_fails_again_says_so(cli: CommandLine, app: App) -> None:
 
     assert (ran.code, ran.err) == (1, "error: failed again: ValueError: it broke\n")
     assert cli.json("dlq", "count") == {"count": 1}
+
+
+def test_a_letter_that_is_being_replayed_is_told_in_words(cli: CommandLine, app: App) -> None:
+    (task_id,) = app.park(1)
+    cli("dlq", "replay", task_id)
+
+    told, data = (cli("dlq", "discard", task_id, "--yes", *more) for more in ((), ("-o", "json")))
+
+    assert (told.code, data.code) == (4, 4)
+    assert "being replayed" in told.out
+    assert data.data[0]["outcome"] == "already_handled"
+
+
+def test_the_question_says_whether_a_discard_can_be_undone(
+    cli: CommandLine, app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app.park(1)
+    asked = []
+    for days in ("7", "1", "0"):
+        monkeypatch.setenv("LATTICE_DLQ_RESTORE_DAYS", days)
+        asked.append(cli("dlq", "discard", "1", "--queue", "sums", typed="n\n").err)
+
+    kept = "Discard 1 dead letter of queue sums, which can be restored for"
+    assert [text.partition("?")[0] for text in asked] == [
+        f"{kept} 7 days",
+        f"{kept} 1 day",
+        "Discard 1 dead letter of queue sums for good",
+    ]

@@ -79,7 +79,7 @@ def test_a_group_is_meant_on_every_queue(cli: CommandLine, busy: App) -> None:
     assert ids(cli, "--group", group[:6]) == [1, 2]
     asked = cli("dlq", "discard", "--all", "--group", group[:8])
     assert asked.code == 6
-    assert "Discard 2 dead letters of queue sums for good?" in asked.err
+    assert "Discard 2 dead letters of queue sums, which can be restored for 7 days?" in asked.err
     done = cli.json("dlq", "discard", "--all", "--group", group[:8], "--yes")
     assert [row["entry_id"] for row in done] == [1, 2]
     assert ids(cli) == [3, 4]
