@@ -303,7 +303,7 @@ class TaskExpired(NotFinished):
 
 
 class TaskDiscarded(NotFinished):
-    """Its dead letter was discarded or evicted."""
+    """Its dead letter was edited, discarded or evicted."""
 
 
 class Park(LatticeError):

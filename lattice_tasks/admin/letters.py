@@ -190,11 +190,14 @@ def show(desk: Desk, results: Sequence[Result], good: Sequence[str]) -> None:
     shown = list(results)
     if desk.screen.form == "table" and len(results) > _MOST_ROWS:
         shown = [result for result in results if result.outcome not in good]
-        counted = Counter(result.outcome.replace("_", " ") for result in results)
+        counted = Counter(_said(result.outcome).replace("_", " ") for result in results)
         desk.screen.script(", ".join(f"{count} {outcome}" for outcome, count in counted.items()) + "\n")
         if not shown:
             return
-    desk.screen.many([result.record for result in shown], FIELDS, COLUMNS, "dead letters")
+    records = [result.record for result in shown]
+    if desk.screen.form == "table":
+        records = [{**record, "outcome": _said(record["outcome"])} for record in records]
+    desk.screen.many(records, FIELDS, COLUMNS, "dead letters")
 
 
 def end_with(desk: Desk, results: Sequence[Result], good: Sequence[str]) -> None:
@@ -215,6 +218,11 @@ def end_with(desk: Desk, results: Sequence[Result], good: Sequence[str]) -> None
         raise click.exceptions.Exit(PARTLY)
     codes = {"not_found": DeadLetterNotFound.exit_code, "already_handled": CONFLICT}
     raise click.exceptions.Exit(codes.get(bad.pop(), 1) if len(bad) == 1 else 1)
+
+
+def _said(outcome: str) -> str:
+    """An outcome in a person's words."""
+    return "being replayed" if outcome == Outcome.ALREADY_HANDLED else outcome
 
 
 def _target(desk: Desk, queue: str | None, text: str) -> Target:

@@ -73,7 +73,7 @@ def changed(call: Call, sets: Sequence[tuple[str, Any]] = (), unsets: Sequence[s
         inside, last = _reach(tree, path, "--set")
         if isinstance(inside, dict):
             inside[last] = value
-        elif (at := _position(last, len(inside), path)) == len(inside):
+        elif (at := _position(last, inside, path, appends=True)) == len(inside):
             inside.append(value)
         else:
             inside[at] = value
@@ -82,7 +82,7 @@ def changed(call: Call, sets: Sequence[tuple[str, Any]] = (), unsets: Sequence[s
         if isinstance(inside, dict) and last in inside:
             del inside[last]
         elif isinstance(inside, list):
-            del inside[_position(last, len(inside) - 1, path)]
+            del inside[_position(last, inside, path)]
         else:
             raise InvalidInput(f"{path}: there is nothing to take away")
     return Call(tree["args"], tree["kwargs"], call.options)
@@ -147,7 +147,7 @@ def _reach(tree: dict[str, Any], path: str, verb: str) -> tuple[Any, str]:
         if isinstance(inside, dict) and name in inside:
             inside = inside[name]
         elif isinstance(inside, list):
-            inside = inside[_position(name, len(inside) - 1, so_far)]
+            inside = inside[_position(name, inside, so_far)]
         else:
             raise InvalidInput(f"{verb} {path}: there is no {so_far}")
     if not isinstance(inside, dict | list):
@@ -155,7 +155,12 @@ def _reach(tree: dict[str, Any], path: str, verb: str) -> tuple[Any, str]:
     return inside, names[-1]
 
 
-def _position(name: str, last: int, path: str) -> int:
-    if not (name.isascii() and name.isdecimal()) or int(name) > last:
-        raise InvalidInput(f"{path}: {name} is no position there; the last one is {last}")
-    return int(name)
+def _position(name: str, inside: Sequence[Any], path: str, appends: bool = False) -> int:
+    """A position in the array; one behind its end, too, when it `appends`."""
+    count = len(inside)
+    if name.isascii() and name.isdecimal() and len(name) < 10 and int(name) < count + appends:
+        return int(name)
+    parent = path.rpartition(".")[0]
+    text = f"{parent}.{count - 1} is the last" if count else f"{parent} is empty"
+    more = f", {parent}.{count} would append" if appends else ""
+    raise InvalidInput(f"{path}: {name} is no position there; {text}{more}")

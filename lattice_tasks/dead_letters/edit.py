@@ -33,7 +33,9 @@ def take_for_edit(session: Session, queue_id: int, entry_id: int) -> DeadLetter:
     with shelf_fifo(session, queue_id).held() as held:
         rows = held.get([entry_id])
         if not rows:
-            raise DeadLetterNotFound(f"no dead letter {entry_id} on this shelf; it may have been edited or discarded")
+            raise DeadLetterNotFound(
+                f"no dead letter {entry_id} on this shelf; it may have been replayed, edited or discarded"
+            )
         letter = letter_of(rows[0])
         if letter.is_replaying:
             raise AlreadyHandled(f"dead letter {entry_id} is being replayed")

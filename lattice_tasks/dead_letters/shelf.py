@@ -137,14 +137,14 @@ class Shelf:
         """One letter.
 
         Raises:
-            DeadLetterNotFound: it was replayed, discarded or evicted, or never was.
+            DeadLetterNotFound: it was replayed, edited, discarded or evicted, or never was.
         """
         with self._engine.session() as session:
             rows = shelf_fifo(session, self._queue_id).get([entry_id])
         if not rows:
             raise DeadLetterNotFound(
                 f"no dead letter {entry_id} on the shelf of queue {self.queue_name!r}; "
-                "it may have been replayed, discarded or evicted"
+                "it may have been replayed, edited, discarded or evicted"
             )
         return letter_of(rows[0])
 
