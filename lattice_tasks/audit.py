@@ -175,7 +175,8 @@ class Audit:
     ) -> Iterator[Act]:
         """A record of what is intended is committed before the block, one of what came of it after; so a crash shows.
 
-        The library commits inside the block as often as it wants. Fill in `after` of the act.
+        The library commits inside the block as often as it wants. Fill in `after` of the act; what is raised
+        leaves its class there as `error`, unless the block has said more.
         """
         namespace_id = self._namespace_id()
         begun = self._write(namespace_id, _Draft(verb, target, who, reason, dict(intended), {}, is_begun=True))
@@ -183,7 +184,7 @@ class Audit:
         try:
             yield act
         except BaseException as error:
-            ended = _Draft(verb, target, who, reason, act.before, {**act.after, "error": type(error).__name__}, begun)
+            ended = _Draft(verb, target, who, reason, act.before, {"error": type(error).__name__, **act.after}, begun)
             with suppress(StoreError):  # then it shows as begun without an end, which is true
                 self._write(namespace_id, ended)
             raise

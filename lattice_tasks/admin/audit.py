@@ -16,6 +16,12 @@ from lattice_tasks.audit import AuditRecord
 __all__ = ["audit"]
 
 _FIELDS = tuple(field.name for field in fields(AuditRecord))
+_FAULTS = {
+    "changed": "was changed",
+    "removed": "was removed",
+    "reordered": "was put in another order",
+    "cut_off": "and what followed was cut off",
+}
 _COLUMNS = ("n", "at", "who", "verb", "target", "phase", "reason", "what")
 
 
@@ -91,17 +97,27 @@ def verify(desk: Desk, kept: tuple[int, str] | None) -> None:
     with progress(desk.screen, "verifying", desk.lattice.audit.count()) as advance:
         verdict = desk.lattice.audit.verify(advance, kept)
     fault = verdict.fault
-    desk.screen.one(
-        {
-            "records": verdict.records,
-            "head": verdict.head or None,
-            "wrong": fault.n if fault else None,
-            "kind": fault.kind if fault else None,
-            "detail": fault.detail if fault else None,
-        }
+    whole = (
+        f"the audit is whole: {_counted(verdict.records)}, each as it was written and in its place\n"
+        f"head {verdict.records}:{verdict.head}"
     )
+    record = {
+        "whole": fault is None,
+        "records": verdict.records,
+        "head": verdict.head or None,
+        "wrong": fault.n if fault else None,
+        "kind": fault.kind if fault else None,
+        "detail": fault.detail if fault else None,
+    }
+    if fault is None or desk.screen.form != "table":
+        desk.screen.value(record, whole)
     if fault is not None:
-        desk.fail(1, f"record {fault.n} of the audit: {fault.kind.replace('_', ' ')}: {fault.detail}")
+        sound = f"{_counted(verdict.records)} before it as written" if verdict.records else "none before it"
+        desk.fail(1, f"the audit is not whole: record {fault.n} {_FAULTS[fault.kind]}: {fault.detail} ({sound})")
+
+
+def _counted(number: int) -> str:
+    return f"{number} record{'' if number == 1 else 's'}"
 
 
 def _what(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:

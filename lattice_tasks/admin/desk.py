@@ -14,14 +14,19 @@ from urllib.parse import unquote
 import click
 
 from lattice_tasks import insights
+from lattice_tasks.admin.escape import one_line
 from lattice_tasks.admin.options import Change
 from lattice_tasks.admin.screen import Screen
 from lattice_tasks.app import Lattice
 from lattice_tasks.audit import Act, operator
+from lattice_tasks.errors import LatticeError
+from lattice_tasks.masking import masked
 from lattice_tasks.settings import Settings, load
 from lattice_tasks.store.engine import Session
 
 __all__ = ["Desk", "pass_desk"]
+
+_MOST_TEXT = 500  # characters of a refusal in the audit
 
 CONFLICT, PARTLY, UNCONFIRMED, TIMED_OUT = 4, 5, 6, 75
 
@@ -126,15 +131,22 @@ class Desk:
         """
         return self.lattice.audit.acting(_verb(), target, who=self.operator, reason=change.reason)
 
-    def in_parts(self, change: Change, target: str, **intended: Any) -> AbstractContextManager[Act]:
-        """The way to change something in many transactions: see `Audit.in_parts`."""
+    @contextmanager
+    def in_parts(self, change: Change, target: str, **intended: Any) -> Iterator[Act]:
+        """The way to change something in many transactions: see `Audit.in_parts`. A refusal is kept as it is told here."""
         audit, who = self.lattice.audit, self.operator
-        return audit.in_parts(_verb(), target, who=who, reason=change.reason, intended=intended)
+        with audit.in_parts(_verb(), target, who=who, reason=change.reason, intended=intended) as act:
+            try:
+                yield act
+            except (LatticeError, click.ClickException, _Refusal) as error:
+                text = error.format_message() if isinstance(error, click.ClickException) else str(error)
+                act.after = {**act.after, "error": one_line(masked(text))[:_MOST_TEXT]}
+                raise
 
     def fail(self, code: int, text: str) -> NoReturn:
         """End with one line and an exit code."""
         self.screen.complain(f"error: {text}")
-        raise click.exceptions.Exit(code)
+        raise _Refusal(code, text)
 
     def close(self) -> None:
         """Let go of the store and of what is still to be written."""
@@ -150,6 +162,17 @@ class Desk:
         if self.store_is_missing():
             path = _file_of(self.settings().store_url)
             self.screen.note(f"note: {path} does not exist in {Path.cwd()}; a new, empty store is made there")
+
+
+class _Refusal(click.exceptions.Exit):
+    """An exit whose reason was told."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(code)
+        self._text = text
+
+    def __str__(self) -> str:
+        return self._text
 
 
 def _file_of(url: str) -> Path:

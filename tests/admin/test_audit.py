@@ -8,6 +8,7 @@ import click
 import pytest
 
 from lattice_tasks.admin.entry import root
+from lattice_tasks.errors import Conflict
 from tests.working import change
 
 from .conftest import App, CommandLine
@@ -205,7 +206,45 @@ def test_verify_names_the_first_wrong_record(cli: CommandLine, app: App) -> None
 
     assert (sound.code, sound.data["records"], sound.data["kind"]) == (0, 3, None)
     assert (ran.code, ran.data["records"], ran.data["wrong"], ran.data["kind"]) == (1, 1, 2, "changed")
-    assert "record 2 of the audit: changed" in ran.err
+    assert ran.data["whole"] is False
+    assert sound.data["whole"] is True
+    assert list(ran.data) == list(sound.data) == ["whole", "records", "head", "wrong", "kind", "detail"]
+    told = "error: the audit is not whole: record 2 was changed: its hash does not fit what it says"
+    assert ran.err == f"{told} (1 record before it as written)\n"
+    table = cli("audit", "verify")
+    assert (table.code, table.out, table.err) == (1, "", ran.err)
+
+
+def test_verify_says_in_words_that_the_chain_is_whole(cli: CommandLine) -> None:
+    """I13: what it prints can be given to --kept."""
+    cli("queues", "add", "a")
+    head = cli.json("audit", "verify")["head"]
+
+    told = cli("audit", "verify").out.splitlines()
+
+    assert told == ["the audit is whole: 1 record, each as it was written and in its place", f"head 1:{head}"]
+    assert cli("audit", "verify", "--kept", told[1].split()[1]).code == 0
+
+
+def test_a_refused_act_is_recorded_with_the_sentence_that_was_told(
+    cli: CommandLine, app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I13"""
+    app.park(1)
+
+    def refuse(*_given: Any) -> None:
+        raise Conflict("the shelf of postgresql://me:hush@db/x is being moved\nby ann")
+
+    monkeypatch.setattr("lattice_tasks.dead_letters.shelf.Shelf.discard_many", refuse)
+
+    ran = cli("dlq", "discard", "1", "--queue", "sums", "--yes")
+
+    ended = records(cli, "--verb", "dlq discard")[0]
+    assert ran.code == Conflict.exit_code
+    assert ended["phase"] == "ended"
+    assert ended["after"]["error"].startswith("the shelf of postgresql://me:")
+    assert ended["after"]["error"].endswith("is being moved by ann")
+    assert "hush" not in str(ended)
 
 
 def test_a_chain_that_was_written_anew_does_not_hold_what_was_kept(cli: CommandLine) -> None:
@@ -219,4 +258,4 @@ def test_a_chain_that_was_written_anew_does_not_hold_what_was_kept(cli: CommandL
     )
 
     assert [ran.code for ran in (right, wrong, beyond, nonsense)] == [0, 1, 1, 2]
-    assert "record 1 of the audit: changed: it is not the record whose hash was kept" in wrong.err
+    assert "record 1 was changed: it is not the record whose hash was kept" in wrong.err
