@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, fields
+from datetime import timedelta
 
 import click
 
@@ -113,7 +114,11 @@ def _about_content(desk: Desk, settings: Settings) -> Iterator[Finding]:
             "store_read_only", ERROR, "this user may not write the file: no submit, no work", _MENDS["store_read_only"]
         )
     yield from findings.about_workers(workers, settings.lease_ms, our_version())
-    yield from findings.about_queues(queues, clock.to_us(store.now), settings.shelf_capacity)
+    an_hour_ago = store.now - timedelta(hours=1)
+    recent = {
+        each.name: desk.lattice.dead_letters(each.name).count(since=an_hour_ago) for each in queues if each.depth.parked
+    }
+    yield from findings.about_queues(queues, clock.to_us(store.now), settings.shelf_capacity, recent)
     yield from actors
 
 

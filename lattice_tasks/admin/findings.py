@@ -1,6 +1,6 @@
 """What `doctor` looks at, one function a subject; each gives findings with a code, how bad it is, and what mends it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from lattice_tasks import clock, insights
@@ -18,6 +18,7 @@ _OLD_TRANSACTION_S = 60.0
 _CLOCK_DIFFERENCE_S = 5.0
 _MANY_DEAD_ROWS = 100_000
 _LOOKED_AT = 1_000
+_MANY_LETTERS = 100
 #: Postgres settings that put the promise at risk when they are off: (name, severity, what may happen).
 _RISKY = (
     ("fsync", ERROR, "a crash of the machine can damage the database"),
@@ -79,8 +80,14 @@ def about_store(health: StoreHealth, settings: Settings) -> Iterator[Finding]:
             )
 
 
-def about_queues(queues: Sequence[QueuePicture], now_us: int, shelf_capacity: int) -> Iterator[Finding]:
-    """Queues that nobody serves, that are paused, or whose shelf holds something."""
+def about_queues(
+    queues: Sequence[QueuePicture], now_us: int, shelf_capacity: int, recent: Mapping[str, int]
+) -> Iterator[Finding]:
+    """Queues that nobody serves, that are paused, or whose shelf holds something.
+
+    Args:
+        recent: letters of each queue that were parked within the last hour.
+    """
     yield Finding(
         "queues",
         OK,
@@ -103,24 +110,31 @@ def about_queues(queues: Sequence[QueuePicture], now_us: int, shelf_capacity: in
                 f"{queue.name} has {_count(queued, 'task')} to run and no worker{_age(queue, now_us)}",
                 "start one: lattice-tasks worker APP",
             )
-        capacity = queue.dlq_capacity or shelf_capacity
-        mend = f"lattice-tasks dlq list --queue {queue.name}, then replay or discard"
-        full = f"{queue.name} has {depth.parked} dead letters of at most {capacity}"
-        refuses = queue.dlq_on_full == REFUSE
-        if depth.held:
-            stalls = "it is stalled: nothing but replays is handed out" if refuses else "all of them are being replayed"
-            yield Finding(
-                "queue_stalled" if refuses else "tasks_held",
-                WARNING,
-                f"{full} and {_count(depth.held, 'held task')} that found no place; {stalls}",
-                mend,
-            )
-        elif depth.parked >= 0.8 * capacity:
-            end = "then it stalls" if refuses else "then the oldest is lost"
-            yield Finding("shelf_nearly_full", WARNING, f"{full}; {end}", mend)
-        elif depth.parked:
-            look = f"lattice-tasks dlq list --queue {queue.name}"
-            yield Finding("dead_letters", INFO, f"{queue.name} has {_count(depth.parked, 'dead letter')}", look)
+        yield from _about_shelf(queue, queue.dlq_capacity or shelf_capacity, recent.get(queue.name, 0))
+
+
+def _about_shelf(queue: QueuePicture, capacity: int, recent: int) -> Iterator[Finding]:
+    depth, look = queue.depth, f"lattice-tasks dlq groups --queue {queue.name}"
+    mend = f"{look}, then replay or discard"
+    full = f"{queue.name} has {depth.parked} dead letters of at most {capacity}"
+    refuses = queue.dlq_on_full == REFUSE
+    if depth.held:
+        stalls = "it is stalled: nothing but replays is handed out" if refuses else "all of them are being replayed"
+        yield Finding(
+            "queue_stalled" if refuses else "tasks_held",
+            WARNING,
+            f"{full} and {_count(depth.held, 'held task')} that found no place; {stalls}",
+            mend,
+        )
+    elif depth.parked >= 0.8 * capacity:
+        end = "then it stalls" if refuses else "then the oldest is lost"
+        yield Finding("shelf_nearly_full", WARNING, f"{full}; {end}", mend)
+    elif depth.parked:
+        severity = WARNING if recent or depth.parked >= _MANY_LETTERS else INFO
+        told = f"{queue.name} has {_count(depth.parked, 'dead letter')}"
+        yield Finding(
+            "dead_letters", severity, told + (f", {recent} parked within the last hour" if recent else ""), look
+        )
 
 
 def about_workers(workers: Sequence[WorkerPicture], lease_ms: int, version: str) -> Iterator[Finding]:

@@ -35,15 +35,16 @@ def groups(desk: Desk, queue: str | None, state: str | None, is_all: bool) -> No
     found = desk.lattice.letter_groups.list(queue=queue, state=state)
     desk.read_clock()
     shown = found if is_all or state else [one for one in found if _wants_attention(one)]
-    columns = ["group", "live", "trend", "last_seen", "state", "owner", "actor", "error"]
-    if desk.screen.width >= _WIDE:
-        columns.insert(3, "first_seen")
-    elif all(_state(one) == GroupState.NEW for one in shown):
-        columns.remove("state")
+    columns = ["group", "live", "trend_24h", "first_seen", "last_seen", "state", "owner", "actor", "error"]
+    if desk.screen.width < _WIDE:  # the trend tells since when, roughly
+        columns = [name for name in columns if name not in ("first_seen", "last_seen")]
     if not any(one.owner for one in shown):
         columns.remove("owner")
     records = [_row(desk.screen, one) if desk.screen.form == "table" else asdict(one) for one in shown]
     desk.screen.many(records, _FIELDS, columns, "groups")
+    if records and desk.screen.form == "table":
+        unit = "an hour" if desk.screen.width >= _WIDE else "3 hours"
+        desk.screen.note(f"TREND: the last 24 h, one column {unit}")
     _tell_rest(desk, found, shown)
 
 
@@ -119,7 +120,7 @@ def _row(screen: Screen, one: Group) -> Mapping[str, Any]:
     return {
         "group": one.fingerprint[:SHOWN_DIGITS],
         "live": one.live,
-        "trend": _bars(screen, one.trend if screen.width >= _WIDE else _shortened(one.trend)),
+        "trend_24h": _bars(screen, one.trend if screen.width >= _WIDE else _shortened(one.trend)),
         "first_seen": one.first_seen,
         "last_seen": one.last_seen,
         "state": _state(one),

@@ -30,7 +30,10 @@ def test_groups_say_what_is_wrong_most_first(cli: CommandLine, busy: App) -> Non
     assert [sample["entry_id"] for sample in first["samples"]] == [3, 2, 1]
     assert (second["live"], second["message"]) == (1, "not today")
     table = cli("dlq", "groups").out.splitlines()
-    assert table[0].split() == ["GROUP", "LIVE", "TREND", "FIRST", "SEEN", "LAST", "SEEN", "STATE", "ACTOR", "ERROR"]
+    assert table[0].split() == [
+        *("GROUP", "LIVE", "TREND", "24H", "FIRST", "SEEN", "LAST", "SEEN", "STATE", "ACTOR", "ERROR")
+    ]
+    assert "the last 24 h, one column an hour" in cli("dlq", "groups").err
     assert table[1].split()[:2] == [first["fingerprint"][:8], "3"]
     assert [row["fingerprint"] for row in cli.json("dlq", "groups", "--queue", "sums")] == [
         first["fingerprint"],
@@ -50,7 +53,8 @@ def test_a_row_fits_a_narrow_terminal(lite: CommandLine, sqlite_url: str, monkey
 
     lines = [*listed.out.splitlines(), *grouped.out.splitlines()]
     assert max(map(len, lines)) == 80
-    assert grouped.out.splitlines()[0].split() == ["GROUP", "LIVE", "TREND", "LAST", "SEEN", "ACTOR", "ERROR"]
+    assert grouped.out.splitlines()[0].split() == [*("GROUP", "LIVE", "TREND", "24H", "STATE", "ACTOR", "ERROR")]
+    assert "the last 24 h, one column 3 hours" in grouped.err
     assert listed.out.splitlines()[0].split() == ["ENTRY", "ID", "QUEUE", "GROUP", "ACTOR", "PARKED", "ERROR"]
 
 

@@ -10,6 +10,7 @@ from lattice_tasks.clock import from_us, wall_us
 from lattice_tasks.insights import StoreHealth, TableSize
 from lattice_tasks.settings import Settings
 from lattice_tasks.store.engine import Statement
+from tests.working import change
 
 from .conftest import App, CommandLine
 from .test_queues import worker
@@ -79,12 +80,30 @@ def test_work_that_nobody_will_do_is_found(cli: CommandLine, app: App) -> None:
     silent = codes(cli.json("doctor"))
     cli("queues", "pause", "sums")
 
-    assert (alone["queue_without_worker"], alone["dead_letters"]) == ("warning", "info")
+    assert (alone["queue_without_worker"], alone["dead_letters"]) == ("warning", "warning")
     assert "queue_without_worker" not in attended
     assert (attended["actor_unknown"], attended["version_mix"]) == ("warning", "info")
     assert silent["worker_silent"] == "warning"
     assert codes(cli.json("doctor"))["queue_paused"] == "info"
     assert all(row["fix"] for row in cli.json("doctor") if row["severity"] in ("warning", "error"))
+
+
+def test_dead_letters_are_a_warning_when_they_are_new_or_many(
+    cli: CommandLine, app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found() -> tuple[str, str, str]:
+        (row,) = [row for row in cli.json("doctor") if row["code"] == "dead_letters"]
+        return row["severity"], row["finding"], row["fix"]
+
+    app.park(2)
+    look = "lattice-tasks dlq groups --queue sums"
+    assert found() == ("warning", "sums has 2 dead letters, 2 parked within the last hour", look)
+
+    change(app.lattice, "update lattice_letter set parked_at = parked_at - 3600000000")
+    assert found() == ("info", "sums has 2 dead letters", look)
+
+    monkeypatch.setattr(findings, "_MANY_LETTERS", 2)
+    assert found() == ("warning", "sums has 2 dead letters", look)
 
 
 def test_a_table_shows_the_fix_below_its_finding(cli: CommandLine, app: App) -> None:
