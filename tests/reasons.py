@@ -1,12 +1,30 @@
 """What `why` says of a task, and workers that are only rows, for the tests of both halves of its reasons."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from lattice_tasks import Lattice
 from lattice_tasks.store import workers
 from lattice_tasks.store.workers import WorkerRow
 from lattice_tasks.why import Reason, why
+from tests.claimers import Claimer
 from tests.working import change
+
+
+@contextmanager
+def claimers(lattice: Lattice) -> Iterator[Callable[[], Claimer]]:
+    """Makes workers without threads, which know the actor `train`."""
+    made: list[Claimer] = []
+
+    def make() -> Claimer:
+        made.append(Claimer(lattice))
+        change(lattice, "update lattice_worker set actors = %s where id = %s", '["train"]', made[-1].worker_id)
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
 
 
 def reasons(lattice: Lattice, job: Any) -> list[Reason]:

@@ -1,19 +1,18 @@
 """Every hot statement uses its index, also before anybody has analysed the tables, and however large they are."""
 
-import itertools
 import re
 from contextlib import closing
 from datetime import timedelta
-from typing import Any
 
 import psycopg
 import pytest
 
 from lattice_tasks import Lattice
 from lattice_tasks.store import counters, invocations, settles, submits, turns, workers
-from lattice_tasks.store.session import Session, Statement
+from lattice_tasks.store.session import Statement
 from lattice_tasks.tasks.settle import Kind
 from tests.claimers import Claimer, outcome
+from tests.plans import fill, generic_plan, spied
 from tests.working import opened
 
 ROWS = 100_000
@@ -30,21 +29,6 @@ FILL = [
     f"""insert into lattice_lease (worker_id, seq, batch, queue_id, priority, attempt, flags, claimed_at)
         select 1 + n % 9, n, 1, 1 + n % 5, 0, 0, 0, 0 from generate_series({ROWS * 9 // 10 + 1}, {ROWS}) n""",
 ]
-
-
-class Spy:
-    """Every statement that went to the store, with its parameters."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.seen: dict[str, tuple[Statement, Any]] = {}
-        for name in ("fetch", "execute"):
-            original = getattr(Session, name)
-
-            def run(session: Session, statement: Statement, params: Any = (), original: Any = original) -> Any:
-                self.seen.setdefault(statement.postgres, (statement, params))
-                return original(session, statement, params)
-
-            monkeypatch.setattr(Session, name, run)
 
 
 def live(lattice: Lattice) -> None:
@@ -92,16 +76,9 @@ def test_on_postgres_no_hot_statement_reads_a_large_table_through(
 ) -> None:
     """C39, C41: without any statistics, with 100,000 rows, by the generic plan that workers use."""
     with opened(postgres_url) as lattice:
-        lattice.migrate()
-        spy = Spy(monkeypatch)
-        live(lattice)
-        monkeypatch.undo()
+        spy = spied(lattice, live, monkeypatch)
         with psycopg.connect(postgres_url, autocommit=True) as plain:
-            for table in LARGE:
-                plain.execute(f"alter table {table} set (autovacuum_enabled = false)")
-                plain.execute(f"truncate {table} restart identity")
-            for statement in FILL:
-                plain.execute(statement)
+            fill(plain, LARGE, FILL)
             assert plain.execute(
                 "select count(*) from pg_stats where tablename = any(%s)", (list(LARGE),)
             ).fetchone() == (0,)
@@ -118,24 +95,12 @@ def test_on_postgres_no_hot_statement_reads_a_large_table_through(
     assert bad == {}, "\n\n".join(f"{text}\n{plan}" for text, plan in bad.items())
 
 
-def generic_plan(connection: psycopg.Connection[Any], text: str, params: Any) -> str:
-    numbers = itertools.count(1)
-    connection.execute("prepare hot as " + re.sub("%s", lambda _: f"${next(numbers)}", text))
-    given = f"({', '.join(['%s'] * len(params))})" if params else ""
-    plan = psycopg.ClientCursor(connection).execute(f"explain execute hot {given}", params).fetchall()
-    connection.execute("deallocate hot")
-    return "\n".join(row[0] for row in plan)
-
-
 def test_on_sqlite_no_hot_statement_reads_a_large_table_through(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """C39"""
     with opened(sqlite_url) as lattice:
-        lattice.migrate()
-        spy = Spy(monkeypatch)
-        live(lattice)
-        monkeypatch.undo()
+        spy = spied(lattice, live, monkeypatch)
         bad = {}
         with lattice.engine.session() as session:
             for text, (statement, params) in spy.seen.items():

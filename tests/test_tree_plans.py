@@ -14,7 +14,7 @@ from lattice_tasks.store import tree as cells
 from lattice_tasks.store.session import Statement
 from lattice_tasks.trees.writer import writing
 from tests.forest import SITE, cell, journaled
-from tests.test_plans import Spy, generic_plan
+from tests.plans import Spy, fill, generic_plan, spied
 from tests.working import opened
 
 ROWS = 100_000
@@ -70,16 +70,9 @@ def test_on_postgres_no_statement_reads_a_table_of_trees_through(
 ) -> None:
     """spec 2.10 order, C39: without statistics, 100,000 rows in each, by the generic plan; pages come without a sort."""
     with opened(postgres_url) as lattice:
-        lattice.migrate()
-        spy = Spy(monkeypatch)
-        live(lattice)
-        monkeypatch.undo()
+        spy = spied(lattice, live, monkeypatch)
         with psycopg.connect(postgres_url, autocommit=True) as plain:
-            for table in LARGE:
-                plain.execute(f"alter table {table} set (autovacuum_enabled = false)")
-                plain.execute(f"truncate {table}")
-            for statement in FILL:
-                plain.execute(statement)
+            fill(plain, LARGE, FILL)
         bad, pages = {}, 0
         with closing(lattice.engine.open_session()) as session:
             for text, (_, params) in spy.seen.items():
@@ -101,10 +94,7 @@ def test_on_sqlite_no_statement_reads_a_table_of_trees_through(
 ) -> None:
     """spec 2.10 order, C39"""
     with opened(sqlite_url) as lattice:
-        lattice.migrate()
-        spy = Spy(monkeypatch)
-        live(lattice)
-        monkeypatch.undo()
+        spy = spied(lattice, live, monkeypatch)
         bad = {}
         with lattice.engine.session() as session:
             for text, (statement, params) in spy.seen.items():

@@ -12,7 +12,7 @@ from lattice_tasks import Lattice
 from lattice_tasks.errors import TaskNotFound
 from lattice_tasks.store import workers
 from tests.claimers import Claimer
-from tests.reasons import codes, facts, reasons, register, seen_ago
+from tests.reasons import claimers, codes, facts, reasons, register, seen_ago
 from tests.working import Gate, change, opened, until, until_state, working
 
 STRANGER = "0190b2a4-7c1e-7c3f-9d62-5f0d3a1b2c3d"
@@ -30,17 +30,8 @@ def lattice(store_url: str) -> Iterator[Lattice]:
 
 @pytest.fixture
 def claimer(lattice: Lattice) -> Iterator[Callable[[], Claimer]]:
-    """Makes workers without threads."""
-    made: list[Claimer] = []
-
-    def make() -> Claimer:
-        made.append(Claimer(lattice))
-        change(lattice, "update lattice_worker set actors = %s where id = %s", '["train"]', made[-1].worker_id)
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
+    with claimers(lattice) as make:
+        yield make
 
 
 def test_every_code_of_the_room_is_produced_here() -> None:

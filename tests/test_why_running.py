@@ -8,7 +8,7 @@ from lattice_tasks import Lattice
 from lattice_tasks.store import turns
 from lattice_tasks.tasks.claim import rescue
 from tests.claimers import Claimer
-from tests.reasons import codes, facts, register, seen_ago
+from tests.reasons import claimers, codes, facts, register, seen_ago
 from tests.working import change, opened
 
 pytestmark = pytest.mark.recycled
@@ -23,17 +23,8 @@ def lattice(store_url: str) -> Iterator[Lattice]:
 
 @pytest.fixture
 def claimer(lattice: Lattice) -> Iterator[Callable[[], Claimer]]:
-    """Makes workers without threads."""
-    made: list[Claimer] = []
-
-    def make() -> Claimer:
-        made.append(Claimer(lattice))
-        change(lattice, "update lattice_worker set actors = %s where id = %s", '["train"]', made[-1].worker_id)
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
+    with claimers(lattice) as make:
+        yield make
 
 
 def test_a_lease_tells_its_worker_and_whether_it_may_only_be_looked_ahead(
