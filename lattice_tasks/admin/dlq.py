@@ -76,12 +76,7 @@ def count(desk: Desk, queue: str | None, narrowed: Narrowed) -> None:
 @dlq.command()
 @click.argument("ids", metavar="ID...", nargs=-1)
 @click.option("--queue", metavar="Q", help="The queue; not needed with tasks' ids.")
-@click.option(
-    "--all",
-    "is_all",
-    is_flag=True,
-    help="Every letter that is on the shelf of --queue now, or of --group on all; the filters narrow it.",
-)
+@letters.every
 @narrowing(changes=True)
 @changing
 @pass_desk

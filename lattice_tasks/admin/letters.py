@@ -30,6 +30,7 @@ __all__ = [
     "audited",
     "counted",
     "end_with",
+    "every",
     "outcomes",
     "queue_names",
     "show",
@@ -44,6 +45,15 @@ _PART = 100
 _MOST_ROWS = 30
 _MOST_NAMES = 5
 _EVERY = Narrowed()
+
+
+#: The option of verbs that take IDs or everything.
+every = click.option(
+    "--all",
+    "is_all",
+    is_flag=True,
+    help="Every letter that is on the shelf of --queue now, or of --group on all; the filters narrow it.",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,12 +28,7 @@ _GOOD = ("replaying", "succeeded", "would_replay")
 @click.command(cls=Verb)
 @click.argument("ids", metavar="ID...", nargs=-1)
 @click.option("--queue", metavar="Q", help="The queue; not needed with tasks' ids.")
-@click.option(
-    "--all",
-    "is_all",
-    is_flag=True,
-    help="Every letter that is on the shelf of --queue now, or of --group on all; the filters narrow it.",
-)
+@letters.every
 @narrowing(changes=True)
 @click.option("--wait", "wait_s", type=Seconds(), metavar="SPAN", help="Wait so long for the outcome: 30, 90s, 5m.")
 @click.option("--here", is_flag=True, help="Run it in this process instead of a worker; needs --app.")

@@ -1,7 +1,7 @@
 """`@lattice.task`: a Dramatiq actor that is submitted with our options and answers with a handle."""
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
@@ -10,7 +10,7 @@ import dramatiq
 from lattice_tasks.errors import InvalidInput
 from lattice_tasks.tasks.job import Job
 
-__all__ = ["LatticeTask", "Submits", "make_task", "require_fit", "split_options"]
+__all__ = ["LatticeTask", "Submits", "make_task", "misfit", "require_fit", "split_options"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -143,13 +143,20 @@ def require_fit(broker: dramatiq.Broker, actor: str, args: list[Any], kwargs: Ma
         InvalidInput: it cannot be called like that; says which argument.
     """
     task = broker.actors.get(actor)
+    error = None if task is None else misfit(task.fn, args, kwargs)
+    if error is not None:
+        raise InvalidInput(f"task {actor!r} cannot be called like that: {error}")
+
+
+def misfit(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> TypeError | None:
+    """Why the function cannot be called like that; None: it can, or it is a builtin without a signature."""
     try:
-        if task is not None:
-            inspect.signature(task.fn).bind(*args, **kwargs)
+        inspect.signature(fn).bind(*args, **kwargs)
     except TypeError as error:
-        raise InvalidInput(f"task {actor!r} cannot be called like that: {error}") from None
-    except ValueError:  # a builtin without a signature
-        return
+        return error
+    except ValueError:
+        return None
+    return None
 
 
 def _positional(call: object) -> tuple:

@@ -4,7 +4,6 @@ Dramatiq swallows exceptions of `after_*` hooks and then acknowledges, so a hook
 The options are those of Dramatiq's `Retries`, with the same meaning; `retry_when` and `max_retries` must both allow a retry.
 """
 
-import inspect
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +15,7 @@ from dramatiq.middleware import AgeLimit, GroupCallbacks, Middleware, Shutdown, 
 from dramatiq.threading import Interrupt
 
 from lattice_tasks import clock
+from lattice_tasks.broker.actor import misfit
 from lattice_tasks.broker.envelope import LatticeMessage
 from lattice_tasks.broker.results import StoreRateLimiterBackend
 from lattice_tasks.dead_letters.entry import WORKER_DIED, cleaned
@@ -137,7 +137,7 @@ class DeadLetters(Middleware):
             return Outcome(Kind.RELEASE, reason="interrupted by the shutdown of the worker")
         if isinstance(exception, Park):
             return Outcome(Kind.PARK, reason="rejected", error=cleaned(str(exception), _TEXT_LIMIT), traceback=trace)
-        if isinstance(exception, TypeError) and not _fits(actor.fn, message):
+        if isinstance(exception, TypeError) and misfit(actor.fn, message.args, message.kwargs) is not None:
             return Outcome(Kind.PARK, reason="schema", error=error, traceback=trace)
         throws = message.options.get("throws") or actor.options.get("throws")
         if exception is None or (throws and isinstance(exception, throws)):
@@ -243,16 +243,6 @@ def _texts(exception: BaseException | None) -> tuple[str, str | None]:
     lines = traceback.format_exception(exception, limit=30) if exception.__traceback__ else []
     told = f"{type(exception).__name__}: {text}" if text else type(exception).__name__
     return cleaned(told, _TEXT_LIMIT), cleaned("".join(lines), _TRACE_LIMIT)
-
-
-def _fits(fn: Callable[..., Any], message: LatticeMessage) -> bool:
-    try:
-        inspect.signature(fn).bind(*message.args, **message.kwargs)
-    except TypeError:
-        return False
-    except ValueError:  # a builtin without a signature
-        return True
-    return True
 
 
 def _is_too_old(broker: dramatiq.Broker, message: LatticeMessage) -> bool:

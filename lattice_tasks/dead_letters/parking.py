@@ -6,7 +6,7 @@ as long as it lies here. Events are the caller's, after its commit: `announce`
 has them in the order that a reader can add up.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -17,7 +17,7 @@ from lattice_tasks.dead_letters.bin import EVICTED, keep
 from lattice_tasks.dead_letters.entry import REASONS, DeadLetter, Life, Note
 from lattice_tasks.dead_letters.fingerprint import error_class_of, fingerprint, normalised
 from lattice_tasks.errors import InvalidInput
-from lattice_tasks.fifo import Fifo, Row, require_capacity
+from lattice_tasks.fifo import Fifo, Held, Row, require_capacity
 from lattice_tasks.store import letters as cards
 from lattice_tasks.store.engine import Session
 from lattice_tasks.store.letters import Card
@@ -157,20 +157,10 @@ def fail_replays(session: Session, queue_id: int, lives: Mapping[int, Life]) -> 
         return []
     with shelf_fifo(session, queue_id).held() as held:
         parked_at = clock.from_us(held.now_us)
-        letters = []
-        for row in held.get(list(lives)):
-            letter = letter_of(row)
-            if not row.is_pinned:
-                continue
-            if letter.is_readable:
-                life = msgspec.structs.replace(lives[row.entry_id], parked_at=parked_at)
-                letter = entry.with_life(letter, life)
-            letters.append(msgspec.structs.replace(letter, is_replaying=False))
-        readable = [letter for letter in letters if letter.is_readable]
-        held.replace({letter.entry_id: entry.encode(letter) for letter in readable})
-        held.unpin([letter.entry_id for letter in letters])
-        again = [card_of(letter, letter.entry_id, held.now_us) for letter in readable]
-        cards.refile(session, queue_id, again)
+        again = {entry_id: msgspec.structs.replace(life, parked_at=parked_at) for entry_id, life in lives.items()}
+        letters = _unpin(held, list(lives), lambda letter: entry.with_life(letter, again[letter.entry_id]))
+        readable = (letter for letter in letters if letter.is_readable)
+        cards.refile(session, queue_id, [card_of(letter, letter.entry_id, held.now_us) for letter in readable])
     return letters
 
 
@@ -183,18 +173,8 @@ def cancel_replays(session: Session, queue_id: int, notes: Mapping[int, str]) ->
     if not notes:
         return []
     with shelf_fifo(session, queue_id).held() as held:
-        at = clock.from_us(held.now_us)
-        letters = []
-        for row in held.get(list(notes)):
-            letter = letter_of(row)
-            if not row.is_pinned:
-                continue
-            if letter.is_readable:
-                letter = entry.with_note(letter, Note(at=at, text=notes[row.entry_id]))
-            letters.append(msgspec.structs.replace(letter, is_replaying=False))
-        held.replace({letter.entry_id: entry.encode(letter) for letter in letters if letter.is_readable})
-        held.unpin([letter.entry_id for letter in letters])
-    return letters
+        said = {entry_id: Note(at=clock.from_us(held.now_us), text=text) for entry_id, text in notes.items()}
+        return _unpin(held, list(notes), lambda letter: entry.with_note(letter, said[letter.entry_id]))
 
 
 def finish_replay(session: Session, queue_id: int, entry_id: int) -> DeadLetter | None:
@@ -221,6 +201,19 @@ def card_of(letter: DeadLetter, entry_id: int, parked_at: int) -> Card:
         parked_at=parked_at,
         replays=letter.failed_replays,
     )
+
+
+def _unpin(held: Held, entry_ids: Sequence[int], change: Callable[[DeadLetter], DeadLetter]) -> list[DeadLetter]:
+    """Those of these letters that are pinned, unpinned and as `change` makes them, where they can be read; ascending."""
+    letters = []
+    for row in held.get(entry_ids):
+        if row.is_pinned:
+            letter = letter_of(row)
+            letter = change(letter) if letter.is_readable else letter
+            letters.append(msgspec.structs.replace(letter, is_replaying=False))
+    held.replace({letter.entry_id: entry.encode(letter) for letter in letters if letter.is_readable})
+    held.unpin([letter.entry_id for letter in letters])
+    return letters
 
 
 def announce(telemetry: Telemetry, shelf: str, letters: Sequence[DeadLetter], parking: Parking) -> None:

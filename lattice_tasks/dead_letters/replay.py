@@ -20,8 +20,19 @@ from lattice_tasks.errors import AlreadyHandled, InvalidOperation
 from lattice_tasks.fifo import Held
 from lattice_tasks.store import letters as cards
 from lattice_tasks.store.engine import Session
+from lattice_tasks.telemetry import Telemetry
 
-__all__ = ["Answer", "Chosen", "Outcome", "begin_replay", "begin_replays", "take_off", "the_only"]
+__all__ = [
+    "Answer",
+    "Chosen",
+    "Outcome",
+    "begin_replay",
+    "begin_replays",
+    "take_off",
+    "tell_discarded",
+    "tell_replaying",
+    "the_only",
+]
 
 _WHENEVER: Mapping[int, datetime] = {}
 
@@ -111,6 +122,17 @@ def the_only(chosen: Chosen) -> DeadLetter | None:
         if answer.outcome in errors:
             raise errors[answer.outcome](answer.detail)
     return None
+
+
+def tell_replaying(telemetry: Telemetry, shelf: str, letter: DeadLetter) -> None:
+    """After the commit: a replay of this letter was submitted. `shelf` is the queue's name."""
+    telemetry.emit("dead_letter.replaying", shelf=shelf, entry_id=letter.entry_id, task_id=letter.task_id)
+
+
+def tell_discarded(telemetry: Telemetry, shelf: str, letter: DeadLetter) -> None:
+    """After the commit: this letter was taken off its shelf for an operator."""
+    ids = {"entry_id": letter.entry_id, "task_id": letter.task_id}
+    telemetry.emit("dead_letter.removed", shelf=shelf, reason="discarded", **ids)
 
 
 def _choose(held: Held, entry_ids: Sequence[int], parked_at: Mapping[int, datetime], only_readable: bool) -> Chosen:

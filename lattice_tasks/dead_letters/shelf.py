@@ -298,9 +298,7 @@ class Shelf:
 
     def _tell_replaying(self, letters: Sequence[DeadLetter]) -> None:
         for letter in letters:
-            self._telemetry.emit(
-                "dead_letter.replaying", shelf=self.queue_name, entry_id=letter.entry_id, task_id=letter.task_id
-            )
+            replay.tell_replaying(self._telemetry, self.queue_name, letter)
         if letters:
             self._wake()
 
@@ -316,10 +314,4 @@ class Shelf:
 
     def _tell_discarded(self, letters: Sequence[DeadLetter]) -> None:
         for letter in letters:
-            self._telemetry.emit(
-                "dead_letter.removed",
-                shelf=self.queue_name,
-                entry_id=letter.entry_id,
-                task_id=letter.task_id,
-                reason="discarded",
-            )
+            replay.tell_discarded(self._telemetry, self.queue_name, letter)

@@ -20,7 +20,7 @@ from lattice_tasks.store import letters as cards
 from lattice_tasks.store.bin import Aging, BinRow, Revived
 from lattice_tasks.store.engine import Engine, Session
 from lattice_tasks.tasks.invocation import State, step
-from lattice_tasks.tasks.settle import mark_discarded
+from lattice_tasks.tasks.settle import mark_all_discarded
 from lattice_tasks.telemetry import Telemetry
 
 __all__ = ["Bin", "Binned", "remove_aged"]
@@ -217,8 +217,7 @@ def remove_aged(session: Session, aging: Aging, limit: int, keeps: bool) -> Sequ
         return ()
     with session.transaction():
         gone = take_off(session, aging.queue_id, found, keeps=AGED if keeps else None).letters
-        for letter in sorted(gone, key=lambda one: one.seq):
-            mark_discarded(session, aging.queue_id, letter.seq, letter.entry_id, "discard")
+        mark_all_discarded(session, aging.queue_id, gone)
         ids = {(aging.queue_id, aging.queue): [(letter.entry_id, letter.task_id) for letter in gone]}
         if gone:
             record_removals(session, ids, "dlq retention", "older than the queue keeps its dead letters")

@@ -6,7 +6,7 @@ from datetime import datetime
 from lattice_tasks import clock
 from lattice_tasks.dead_letters.bin import DISCARDED
 from lattice_tasks.dead_letters.plan import Definition
-from lattice_tasks.dead_letters.replay import begin_replays, take_off
+from lattice_tasks.dead_letters.replay import begin_replays, take_off, tell_discarded, tell_replaying
 from lattice_tasks.store import plans as rows
 from lattice_tasks.store.engine import Session
 from lattice_tasks.store.plans import ItemRow, Settled
@@ -55,9 +55,7 @@ class Replaying:
     def tell(self, part: Part) -> None:
         """After the commit: events, and the wake-up."""
         for one in part.letters:
-            self._replays.telemetry.emit(
-                "dead_letter.replaying", shelf=one.queue, entry_id=one.entry_id, task_id=one.task_id
-            )
+            tell_replaying(self._replays.telemetry, one.queue, one)
         if part.woken:
             self._wake(sorted(part.woken))
 
@@ -83,8 +81,7 @@ class Discarding:
     def tell(self, part: Part) -> None:
         """After the commit: events."""
         for one in part.letters:
-            ids = {"entry_id": one.entry_id, "task_id": one.task_id}
-            self._replays.telemetry.emit("dead_letter.removed", shelf=one.queue, reason="discarded", **ids)
+            tell_discarded(self._replays.telemetry, one.queue, one)
 
 
 def _by_queue(items: Sequence[ItemRow]) -> dict[int, dict[int, datetime]]:

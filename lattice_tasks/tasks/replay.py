@@ -9,11 +9,11 @@ from lattice_tasks.dead_letters.redirect import Destination, hold_shelves, redir
 from lattice_tasks.errors import AlreadyHandled, Conflict, QueueNotFound
 from lattice_tasks.store import settles as moves
 from lattice_tasks.store.engine import Session
-from lattice_tasks.store.queues import list_queues
+from lattice_tasks.store.queues import find_queue
 from lattice_tasks.tasks.invocation import Flag, State, step
 from lattice_tasks.tasks.job import JobPicture, Jobs
 from lattice_tasks.tasks.redirects import Redirects, Router
-from lattice_tasks.tasks.settle import mark_discarded
+from lattice_tasks.tasks.settle import mark_all_discarded
 from lattice_tasks.telemetry import Telemetry
 
 __all__ = ["Replays", "Requeued"]
@@ -73,25 +73,22 @@ class Replays:
 
     def discarder(self, queue_id: int) -> Callable[[Session, Sequence[DeadLetter]], None]:
         """For the shelf of one queue: mark the invocations of its letters discarded."""
-
-        def discard(session: Session, letters: Sequence[DeadLetter]) -> None:
-            for letter in sorted(letters, key=lambda one: one.seq):
-                mark_discarded(session, queue_id, letter.seq, letter.entry_id, "discard")
-
-        return discard
+        return lambda session, letters: mark_all_discarded(session, queue_id, letters)
 
     def await_end(self, task_id: str, timeout: float) -> JobPicture:
         """The invocation once it is not open any more, or as it is after `timeout` seconds."""
         return self._jobs.await_end(task_id, timeout)
 
     def _destination(self, session: Session, queue: str, actor: str) -> Destination:
-        for row in list_queues(session, self.namespace_id()):
-            if row[1] == queue:
-                return Destination(row[0], queue, actor, row[5] or self._capacity)
-        raise QueueNotFound(f"no queue {queue!r} to redirect a dead letter to; see `lattice-tasks dlq redirects list`")
+        row = find_queue(session, self.namespace_id(), queue)
+        if row is None:
+            raise QueueNotFound(
+                f"no queue {queue!r} to redirect a dead letter to; see `lattice-tasks dlq redirects list`"
+            )
+        return Destination(row[0], queue, actor, row[5] or self._capacity)
 
     def _redirect(self, session: Session, letter: DeadLetter, to: Destination) -> int:
-        (own_id,) = (row[0] for row in list_queues(session, self.namespace_id()) if row[1] == letter.queue)
+        own_id = self._destination(session, letter.queue, letter.actor).queue_id
         moved = redirect(session, own_id, letter, to)
         was = msgspec.json.encode({"queue": letter.queue, "actor": letter.actor}).decode()
         code = State.PARKED.code

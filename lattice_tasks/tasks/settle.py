@@ -20,7 +20,17 @@ from lattice_tasks.store.submits import NewInvocation, insert_invocations
 from lattice_tasks.tasks.claim import take_back
 from lattice_tasks.tasks.invocation import Flag, State, step
 
-__all__ = ["RESULT_DROPPED", "Ended", "Kind", "Outcome", "Settled", "mark_discarded", "park_held", "settle"]
+__all__ = [
+    "RESULT_DROPPED",
+    "Ended",
+    "Kind",
+    "Outcome",
+    "Settled",
+    "mark_all_discarded",
+    "mark_discarded",
+    "park_held",
+    "settle",
+]
 
 #: In the invocation's `reason`: it succeeded, and what it returned could not be kept.
 RESULT_DROPPED = "result_dropped"
@@ -294,6 +304,12 @@ def mark_discarded(session: Session, queue_id: int, seq: int, entry_id: int, eve
         moves.rest_discarded(session, seq, code)
     else:  # an entry that could not be read: the invocation knows it
         moves.rest_unread(session, queue_id, entry_id, code)
+
+
+def mark_all_discarded(session: Session, queue_id: int, letters: Sequence[DeadLetter]) -> None:
+    """`mark_discarded` of letters of one shelf that were taken off it."""
+    for letter in sorted(letters, key=lambda one: one.seq):
+        mark_discarded(session, queue_id, letter.seq, letter.entry_id, "discard")
 
 
 def park_held(session: Session, queue: str, shelf: ShelfSpec, limit: int) -> list[EmittedEvent]:
